@@ -1,0 +1,49 @@
+"""The command `tlm`. Each subcommand lives in its own room and is imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tlm_jax import __version__
+from tlm_jax.errors import EXIT_BAD_INPUT, UserError
+
+# name -> (module with `add_arguments(parser)` and `run(args, overrides) -> exit code`, one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "profile": ("tlm_jax.capacity.command", "show the layers of a config, their budget, and the difference to another"),
+    "tokenizer": ("tlm_jax.data.tokenizer_command", "train a SentencePiece tokenizer"),
+    "prepare": ("tlm_jax.data.prepare_command", "turn text and JSONL into a token store"),
+    "train": ("tlm_jax.train.command", "train a model; the same command again resumes it"),
+    "eval": ("tlm_jax.evaluate.eval_command", "loss, perplexity and bits per byte of a checkpoint"),
+    "generate": ("tlm_jax.evaluate.generate_command", "sample text from a checkpoint"),
+    "report": ("tlm_jax.report.command", "one HTML page about one or more runs"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `tlm` and returns its exit code: 0 complete, 2 bad input, 75 stopped early and resumable."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="tlm", description="Pretrain language models whose layers differ in size.")
+    parser.add_argument("--version", action="version", version=f"tlm_jax {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    module = importlib.import_module(COMMANDS[argv[0]][0]) if argv and argv[0] in COMMANDS else None
+    for name, (_, text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=text, description=text.capitalize() + ".")
+        if module and name == argv[0]:
+            module.add_arguments(subparser)
+    args, overrides = parser.parse_known_args(argv)
+    assert module is not None  # argparse has exited on any other command
+    try:
+        return module.run(args, overrides)
+    except UserError as error:
+        print(f"tlm {args.command}: error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"tlm {args.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""The configuration: every key with its default, files, command-line overrides, and the JSON form in checkpoints.
+
+A config file is a Python file with `get_config()`, which takes `default_config()` and changes what differs. The
+result is locked: an unknown key is an error that names the nearest key.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import runpy
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from tlm_jax.errors import UserError, raise_together
+
+
+def default_config() -> ConfigDict:
+    """Returns every key with its default, locked."""
+    c = ConfigDict()
+    c.name = "run"  # shown in reports and progress
+    c.seed = 0  # initialisation
+
+    # One layer's sizes, and how they vary with depth. The only source of widths.
+    c.profile = ConfigDict()
+    c.profile.schedule = "uniform"  # uniform | cosine | list | file
+    c.profile.num_layers = 12
+    c.profile.d_model = 768
+    c.profile.d_ff = 2048  # mean MLP width over layers
+    c.profile.num_heads = 12
+    c.profile.num_kv_heads = 12  # fewer than num_heads: grouped-query attention
+    c.profile.head_dim = 0  # 0: d_model / num_heads
+    c.profile.start_ratio = 1.5  # first layer's d_ff over the mean
+    c.profile.end_ratio = 0.5  # last layer's d_ff over the mean
+    c.profile.multiple_of = 16  # every d_ff is a multiple of this
+    c.profile.plateaus = 0  # 0: each layer its own width; G: G runs of equal width
+    c.profile.layers = config_dict.placeholder(object)  # list: d_ff by layer; file: path of a profile's JSON
+
+    c.model = ConfigDict()
+    c.model.vocab_size = 32000  # at least the tokenizer's
+    c.model.tied_embeddings = True
+    c.model.rope_theta = 10000.0
+    c.model.norm_epsilon = 1e-5
+    c.model.document_mask = True  # attention stays inside a document
+    c.model.attention = "auto"  # auto, or a row of the table in tlm_jax/model/attention_kernels.py
+    c.model.compute_dtype = "auto"  # auto: bfloat16 on accelerators, float32 on CPU; or float32 | bfloat16
+    c.model.layer_stacking = "auto"  # auto: runs of equal layers are scanned; unrolled: none is
+    c.model.remat = "none"  # none | dots | full
+    c.model.loss_chunk_tokens = 1024  # tokens per device whose logits exist at one time
+    c.model.init_scale = 1.0  # multiplies every initial standard deviation
+
+    c.data = ConfigDict()
+    c.data.store = ""  # a token store made by `tlm prepare`
+    c.data.sequence_length = 1024
+    c.data.seed = 0  # order of the windows
+    c.data.num_workers = 0  # loader processes per host; the batches do not depend on it
+
+    c.train = ConfigDict()
+    c.train.num_steps = 1000
+    c.train.global_batch_size = 8  # sequences per step, over all hosts
+    c.train.gradient_accumulation = 1  # micro-batches per step
+    c.train.optimizer = "adamw"  # adamw | muon
+    c.train.learning_rate = 3e-4  # peak
+    c.train.adam_learning_rate = 0.0  # muon: peak for what is not a hidden matrix; 0: learning_rate
+    c.train.warmup_steps = 100
+    c.train.final_learning_rate_ratio = 0.1  # of the peak, at the last step
+    c.train.beta1 = 0.9
+    c.train.beta2 = 0.95
+    c.train.epsilon = 1e-8
+    c.train.muon_momentum = 0.95
+    c.train.weight_decay = 0.1
+    c.train.weight_decay_exclude = ("norm", "embedding")  # parameter names that contain one of these do not decay
+    c.train.gradient_clip = 1.0  # global norm; 0: off
+    c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
+
+    c.validation = ConfigDict()
+    c.validation.every_steps = 0  # 0: only at the end
+    c.validation.num_windows = 0  # 0: the whole held-out split
+    c.validation.batch_size = 0  # 0: train.global_batch_size
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every_steps = 1000  # permanent
+    c.checkpoint.every_seconds = 600.0  # temporary: only the newest keep_last stay
+    c.checkpoint.keep_last = 2
+    c.checkpoint.timeout_seconds = 1800.0  # a save that takes longer stops the run
+
+    c.log = ConfigDict()
+    c.log.every_steps = 10
+    c.log.norms_every_steps = 100  # per-layer norms; 0: never
+    c.log.tensorboard = True
+    c.log.peak_flops = 0.0  # per device, for MFU; 0: the accelerator's data sheet, on CPU a measured matmul
+
+    c.mesh = ConfigDict()  # axis sizes; one may be -1: what is left
+    c.mesh.data = -1
+    c.mesh.fsdp = 1
+    c.mesh.expert = 1
+    c.mesh.tensor = 1
+    return c.lock()
+
+
+def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Yields every leaf key, dotted, in order of definition."""
+    for key in config:
+        value = config[key]
+        if isinstance(value, ConfigDict):
+            yield from keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _unknown_key(key: str, config: ConfigDict, where: str) -> UserError:
+    near = difflib.get_close_matches(key, list(keys(config)), n=1, cutoff=0.0)
+    return UserError(f"unknown key config.{key}", where=where, mend=f"the nearest key is config.{near[0]}")
+
+
+def _parse(text: str, current: Any, key: str) -> Any:
+    """Reads `text` as the type of `current`; a key without a type takes any literal, or the text itself."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    if isinstance(current, str):
+        return text
+    if isinstance(current, bool):
+        wanted = isinstance(value, bool)
+    elif isinstance(current, int):
+        wanted = isinstance(value, int) and not isinstance(value, bool)
+    elif isinstance(current, float):
+        wanted = isinstance(value, (int, float)) and not isinstance(value, bool)
+        value = float(value) if wanted else value
+    elif isinstance(current, tuple):
+        value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        wanted = True
+    else:
+        wanted = True
+    if not wanted:
+        kind = type(current).__name__
+        raise UserError(f"config.{key} takes a value of type {kind}, not {text!r}", where="command line")
+    return value
+
+
+def set_key(config: ConfigDict, key: str, text: str) -> None:
+    """Sets one dotted key from its text.
+
+    Raises:
+      UserError: the key does not exist (names the nearest), or the text is not of the key's type.
+    """
+    if key not in set(keys(config)):
+        raise _unknown_key(key, config, "command line")
+    *path, leaf = key.split(".")
+    node = config
+    for part in path:
+        node = node[part]
+    node[leaf] = _parse(text, node[leaf], key)
+
+
+def apply_overrides(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
+    """Applies `--config.key=value` arguments in order and returns `config`.
+
+    Raises:
+      UserError: every malformed argument and unknown key, together.
+    """
+    problems: list[UserError] = []
+    for argument in overrides:
+        name, equals, text = argument.partition("=")
+        if not name.startswith("--config.") or not equals:
+            problems.append(
+                UserError(
+                    f"unknown argument {argument!r}", where="command line", mend="overrides read --config.key=value"
+                )
+            )
+            continue
+        try:
+            set_key(config, name.removeprefix("--config."), text)
+        except UserError as problem:
+            problems.append(problem)
+    raise_together(problems)
+    return config
+
+
+def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
+    """Runs a config file's `get_config()` and applies the overrides.
+
+    Raises:
+      UserError: no such file, no `get_config()`, an unknown key (names the nearest), or a bad override.
+    """
+    if not Path(path).is_file():
+        raise UserError("no such config file", where=path)
+    try:
+        namespace = runpy.run_path(path)
+        if "get_config" not in namespace:
+            raise UserError("the file defines no get_config()", where=path)
+        config = namespace["get_config"]()
+    except (AttributeError, KeyError) as error:
+        key = getattr(error, "name", None) or str(error).strip("'\"").split('"')[0]
+        raise UserError(
+            f"unknown key or attribute: {str(error).splitlines()[0]}", where=path, mend=_hint(str(key))
+        ) from error
+    except (TypeError, ValueError, SyntaxError, ImportError) as error:
+        raise UserError(f"{type(error).__name__}: {str(error).splitlines()[0]}", where=path) from error
+    return apply_overrides(config.lock(), overrides)
+
+
+def _hint(key: str) -> str:
+    """Names the known key whose last part is nearest to `key`."""
+    known = list(keys(default_config()))
+    near = difflib.get_close_matches(key, [k.split(".")[-1] for k in known], n=1, cutoff=0.0)[0]
+    return f"the nearest key is config.{next(k for k in known if k.split('.')[-1] == near)}"
+
+
+def to_json(config: ConfigDict) -> str:
+    """The config as JSON text, keys in order of definition; `from_json` inverts it."""
+    return json.dumps(config.to_dict(), indent=1, default=list)
+
+
+def from_json(text: str, where: str = "config") -> ConfigDict:
+    """Reads `to_json`'s text back over the defaults: keys newer than the text take their defaults.
+
+    Raises:
+      UserError: a key that this version does not know.
+    """
+    config = default_config()
+
+    def fill(node: ConfigDict, values: dict[str, Any], prefix: str) -> None:
+        for key, value in values.items():
+            if key not in node:
+                raise _unknown_key(f"{prefix}{key}", config, where)
+            if isinstance(node[key], ConfigDict):
+                fill(node[key], value, f"{prefix}{key}.")
+            else:
+                node[key] = tuple(value) if isinstance(value, list) else value
+
+    fill(config, json.loads(text), "")
+    return config
