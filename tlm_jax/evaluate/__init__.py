@@ -1,0 +1,1 @@
+"""Evaluation of checkpoints: perplexity and bits per byte, reference points, and text generation."""
