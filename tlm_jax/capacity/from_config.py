@@ -1,0 +1,176 @@
+"""The profile that a config describes."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tlm_jax.capacity.profile import Profile
+from tlm_jax.capacity.schedules import CURVES, tapered, uniform
+from tlm_jax.capacity.shape import LayerShape, is_integer, shape_problems
+from tlm_jax.errors import UserError, raise_together
+
+SCHEDULES = ("uniform", *CURVES, "list", "file")
+
+
+def profile_from_config(config: ConfigDict) -> Profile:
+    """Makes the profile of `config.profile` and `config.model`.
+
+    The schedules: `uniform`; a curve of `schedules.CURVES`; `list`, where `profile.layers` has the d_ff of each layer
+    and must agree with num_layers, d_ff (the mean) and multiple_of; `file`, where `profile.layers` is the path of a
+    profile's JSON, which stands for all other keys of `config.profile`.
+
+    Raises:
+      UserError: everything that is wrong with the keys read, together.
+    """
+    schedule = config.profile.schedule
+    if schedule not in SCHEDULES:
+        near = difflib.get_close_matches(str(schedule), SCHEDULES, n=1, cutoff=0.0)[0]
+        schedule_problem = UserError(
+            f"unknown schedule {schedule!r}",
+            where="config.profile.schedule",
+            mend=f"the nearest is {near}; there are {', '.join(SCHEDULES)}",
+        )
+        raise_together([schedule_problem, *_size_problems(config)])
+    if schedule == "file":
+        return _from_file(config)
+    problems = _size_problems(config)
+    widths: tuple[int, ...] = ()
+    if not _budget_problems(config):
+        try:
+            widths = _widths(config)
+        except UserError as problem:
+            problems.append(problem)
+    raise_together(problems)
+    p = config.profile
+    layers = tuple(
+        LayerShape(p.d_model, width, p.num_heads, p.num_kv_heads, p.head_dim or p.d_model // p.num_heads)
+        for width in widths
+    )
+    return Profile(layers, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
+
+
+def _positive(config: ConfigDict, *names: str) -> list[UserError]:
+    return [
+        UserError(f"must be a positive integer, not {config[name]!r}", where=f"config.{name}")
+        for name in names
+        if not (is_integer(config[name]) and config[name] > 0)
+    ]
+
+
+def _budget_problems(config: ConfigDict) -> list[UserError]:
+    """Keys without which no width can be computed."""
+    return _positive(config, "profile.num_layers", "profile.d_ff", "profile.multiple_of")
+
+
+def _size_problems(config: ConfigDict) -> list[UserError]:
+    """What is wrong with the sizes, whatever the schedule."""
+    p = config.profile
+    fields: dict[str, Any] = {name: p[name] for name in ("d_model", "num_heads", "num_kv_heads")}
+    problems = []
+    if p.head_dim != 0:
+        fields["head_dim"] = p.head_dim
+    elif not shape_problems({name: fields[name] for name in ("d_model", "num_heads")}, ""):
+        if p.d_model % (2 * p.num_heads):
+            fits = [heads for heads in range(1, p.d_model + 1) if p.d_model % (2 * heads) == 0]
+            near = f"the nearest that works is {min(fits, key=lambda h: abs(h - p.num_heads))}, or " if fits else ""
+            problems.append(
+                UserError(
+                    f"d_model={p.d_model} over {p.num_heads} heads is not an even head_dim",
+                    where="config.profile.num_heads",
+                    mend=f"{near}set head_dim",
+                )
+            )
+    return (
+        _budget_problems(config)
+        + shape_problems(fields, "config.profile")
+        + problems
+        + _positive(config, "model.vocab_size")
+    )
+
+
+def _widths(config: ConfigDict) -> tuple[int, ...]:
+    p = config.profile
+    if not is_integer(p.plateaus) or p.plateaus < 0:
+        raise UserError(f"must be 0 or a positive integer, not {p.plateaus!r}", where="config.profile.plateaus")
+    if p.schedule == "uniform":
+        return uniform(p.num_layers, p.d_ff, p.multiple_of)
+    if p.schedule == "list":
+        return _listed(config)
+    return tapered(CURVES[p.schedule], p.num_layers, p.d_ff, p.start_ratio, p.end_ratio, p.multiple_of, p.plateaus)
+
+
+def _no_plateaus(config: ConfigDict) -> list[UserError]:
+    if config.profile.plateaus == 0:
+        return []
+    return [
+        UserError(
+            f"schedule={config.profile.schedule} gives every layer's width, so plateaus must be 0",
+            where="config.profile.plateaus",
+        )
+    ]
+
+
+def _listed(config: ConfigDict) -> tuple[int, ...]:
+    """The widths of schedule=list, which must agree with the keys that speak of them."""
+    p, where = config.profile, "config.profile.layers"
+    if not isinstance(p.layers, (list, tuple)) or not all(is_integer(width) and width > 0 for width in p.layers):
+        raise UserError(f"schedule=list needs the d_ff of each layer, not {p.layers!r}", where=where)
+    widths = tuple(p.layers)
+    problems = _no_plateaus(config)
+    if len(widths) != p.num_layers:
+        problems.append(
+            UserError(
+                f"{len(widths)} widths for num_layers={p.num_layers}",
+                where=where,
+                mend=f"set profile.num_layers={len(widths)}",
+            )
+        )
+    elif sum(widths) != p.num_layers * p.d_ff:
+        mean, rest = divmod(sum(widths), p.num_layers)
+        mend = f"set profile.d_ff={mean}" if not rest else "make the sum a multiple of num_layers"
+        problems.append(
+            UserError(
+                f"the widths sum to {sum(widths)}, not num_layers · d_ff = {p.num_layers * p.d_ff}",
+                where=where,
+                mend=mend,
+            )
+        )
+    odd = [index for index, width in enumerate(widths) if width % p.multiple_of]
+    if odd:
+        problems.append(
+            UserError(
+                f"layer {odd[0]} has d_ff={widths[odd[0]]}, not a multiple of multiple_of={p.multiple_of}",
+                where=where,
+                mend=f"set profile.multiple_of={math.gcd(*widths)}",
+            )
+        )
+    raise_together(problems)
+    return widths
+
+
+def _from_file(config: ConfigDict) -> Profile:
+    """The profile of schedule=file; the vocabulary must be that of `config.model`."""
+    path = config.profile.layers
+    if not isinstance(path, str) or not path:
+        raise UserError(
+            f"schedule=file needs the path of a profile's JSON, not {path!r}", where="config.profile.layers"
+        )
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}", where="config.profile.layers") from error
+    profile = Profile.from_json(text, where=path)
+    problems = _no_plateaus(config)
+    for name in ("vocab_size", "tied_embeddings"):
+        ours, theirs = config.model[name], getattr(profile, name)
+        if ours != theirs:
+            problems.append(
+                UserError(f"{ours} here, {theirs} in {path}", where=f"config.model.{name}", mend="make them the same")
+            )
+    raise_together(problems)
+    return profile

@@ -1,0 +1,152 @@
+"""A model's capacity: the shape of every layer, and what follows from it exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+from tlm_jax.capacity.shape import FIELDS, LayerShape, is_integer, shape_problems
+from tlm_jax.errors import UserError, raise_together
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The layers of a decoder with its vocabulary: everything that fixes its parameters and FLOPs.
+
+    Attributes:
+      layers: the shape of each layer, first to last.
+      vocab_size: rows of the token embedding.
+      d_embedding: width of the embedding; so far every layer's `d_model`.
+      tied_embeddings: whether the vocabulary projection is the embedding's transpose.
+
+    Raises:
+      UserError: a field that cannot be.
+    """
+
+    layers: tuple[LayerShape, ...]
+    vocab_size: int
+    d_embedding: int
+    tied_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        problems = [
+            UserError(f"must be a positive integer, not {value!r}", where=f"profile.{name}")
+            for name, value in (("vocab_size", self.vocab_size), ("d_embedding", self.d_embedding))
+            if not (is_integer(value) and value > 0)
+        ]
+        if not self.layers:
+            problems.append(UserError("there are no layers", where="profile.layers"))
+        other = [index for index, layer in enumerate(self.layers) if layer.d_model != self.d_embedding]
+        if other and not problems:
+            problems.append(
+                UserError(
+                    f"d_model={self.layers[other[0]].d_model} is not d_embedding={self.d_embedding}",
+                    where=f"profile.layers[{other[0]}]",
+                    mend="the residual width must be the same in all layers",
+                )
+            )
+        raise_together(problems)
+
+    @property
+    def non_embedding_parameters(self) -> int:
+        """All parameters but the token embedding and an untied head: the layers and the final norm's scale."""
+        return sum(layer.parameters for layer in self.layers) + self.d_embedding
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, the token embedding and an untied head included."""
+        tables = 1 if self.tied_embeddings else 2
+        return self.non_embedding_parameters + tables * self.vocab_size * self.d_embedding
+
+    def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
+        """Matmul FLOPs of the forward pass per token: the layers and the vocabulary projection, no embedding lookup.
+
+        Args:
+          sequence_length: tokens of context, T.
+          causal: count the half of the attention matrix that a causal mask keeps; otherwise all of it.
+        """
+        layers = sum(layer.forward_flops_per_token(sequence_length, causal) for layer in self.layers)
+        return layers + 2 * self.vocab_size * self.d_embedding
+
+    def train_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
+        """Matmul FLOPs of a training step per token: the backward pass costs two forward passes."""
+        return 3 * self.forward_flops_per_token(sequence_length, causal)
+
+    def kv_cache_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        """Bytes of keys and values kept per token of context; 2 bytes a value is bfloat16."""
+        return bytes_per_value * sum(layer.kv_cache_values_per_token() for layer in self.layers)
+
+    def runs(self) -> tuple[tuple[int, int, LayerShape], ...]:
+        """Runs of equal neighbours, each as (index of its first layer, number of layers, shape)."""
+        found: list[tuple[int, int, LayerShape]] = []
+        start = 0
+        for shape, group in itertools.groupby(self.layers):
+            length = len(list(group))
+            found.append((start, length, shape))
+            start += length
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain values, for JSON."""
+        return {
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+            "vocab_size": self.vocab_size,
+            "d_embedding": self.d_embedding,
+            "tied_embeddings": self.tied_embeddings,
+        }
+
+    def to_json(self) -> str:
+        """The profile as JSON text; `from_json` inverts it."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "profile") -> Profile:
+        """Reads `to_json`'s text, or that of `tlm profile --json`, whose totals are computed again.
+
+        Args:
+          text: the JSON.
+          where: the file's name, put first in an error.
+
+        Raises:
+          UserError: not JSON, or not a profile; all faulty layers are told together.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"not JSON: {error}", where=where) from error
+        if not isinstance(values, dict) or not isinstance(values.get("layers"), list):
+            raise UserError(
+                "not a profile: no list `layers`", where=where, mend="write one with `tlm profile --config=F --json`"
+            )
+        problems: list[UserError] = []
+        for index, layer in enumerate(values["layers"]):
+            problems += _layer_problems(layer, f"{where}: layers[{index}]")
+        problems += [
+            UserError("missing", where=f"{where}: {key}")
+            for key in ("vocab_size", "d_embedding", "tied_embeddings")
+            if key not in values
+        ]
+        if not isinstance(values.get("tied_embeddings", True), bool):
+            problems.append(UserError("must be true or false", where=f"{where}: tied_embeddings"))
+        raise_together(problems)
+        try:
+            return cls(
+                tuple(LayerShape(**layer) for layer in values["layers"]),
+                values["vocab_size"],
+                values["d_embedding"],
+                values["tied_embeddings"],
+            )
+        except UserError as error:
+            raise UserError(str(error), where=where) from error
+
+
+def _layer_problems(layer: Any, where: str) -> list[UserError]:
+    """What is wrong with one element of a JSON's `layers`."""
+    if not isinstance(layer, dict):
+        return [UserError("not an object with a layer's fields", where=where)]
+    required = [field.name for field in dataclasses.fields(LayerShape) if field.default is dataclasses.MISSING]
+    problems = [UserError("missing", where=f"{where}.{name}") for name in required if name not in layer]
+    problems += [UserError("unknown field", where=f"{where}.{name}") for name in layer if name not in FIELDS]
+    return problems + shape_problems(layer, where)

@@ -1,0 +1,250 @@
+"""MLP widths by layer: uniform, curves that taper with depth, plateaus; the budget is met exactly.
+
+The rounding is that of Tapered Language Models (arXiv 2606.23670): each width goes to the nearest multiple, the first
+and last layer are pinned, then interior widths move in steps of the multiple until the sum is num_layers · d_ff, and
+the order is kept. The paper does not say which layers move first; here it is always the one that its rounding left
+furthest from the curve, the earliest of equals. Ties of the rounding go away from the mean, which keeps a curve that
+is antisymmetric about its mean antisymmetric, so that it needs no move at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from tlm_jax.errors import UserError
+
+# Each curve maps depth, 0 at the first layer and 1 at the last, to the share of the way from the last layer's width
+# to the first's: 1 at depth 0, 0 at depth 1, antisymmetric about 1/2 at depth 1/2, never rising.
+CURVES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda depth: (1.0 + math.cos(math.pi * depth)) / 2.0,  # Eq. 5
+}
+
+_TIE = 1e-9  # in steps; libraries differ in the last bit of a cosine
+
+
+def uniform(num_layers: int, d_ff: int, multiple_of: int = 1) -> tuple[int, ...]:
+    """The same width in every layer.
+
+    Raises:
+      UserError: `d_ff` is not a multiple of `multiple_of`.
+    """
+    if d_ff % multiple_of:
+        raise UserError(
+            f"{d_ff} is not a multiple of multiple_of={multiple_of}",
+            where="config.profile.d_ff",
+            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, multiple_of)}",
+        )
+    return (d_ff,) * num_layers
+
+
+def tapered(
+    curve: Callable[[float], float],
+    num_layers: int,
+    d_ff: int,
+    start_ratio: float,
+    end_ratio: float,
+    multiple_of: int = 16,
+    plateaus: int = 0,
+) -> tuple[int, ...]:
+    """Widths that follow `curve` from start_ratio · d_ff at the first layer to end_ratio · d_ff at the last.
+
+    With `plateaus`, the layers form that many runs whose lengths differ by at most one, the longer ones placed
+    symmetrically; run g has the curve's width at depth g / (plateaus - 1), so that the ends stay pinned. Where the
+    lengths cannot be symmetric, the interior runs are first shifted by one common amount that restores the mean.
+
+    Args:
+      curve: one of `CURVES`.
+      num_layers: number of layers, L.
+      d_ff: the mean width.
+      start_ratio: the first layer's width over the mean; above `end_ratio` the widths never rise, below never fall.
+      end_ratio: the last layer's width over the mean.
+      multiple_of: every width is a multiple of this.
+      plateaus: number of runs of equal width; 0 lets each layer have its own.
+
+    Returns:
+      L widths, each a multiple of `multiple_of`, with sum L · d_ff exactly.
+
+    Raises:
+      UserError: the ends or the sum cannot be met, with what works.
+    """
+    for key, ratio in (("start_ratio", start_ratio), ("end_ratio", end_ratio)):
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise UserError(f"must be positive, not {ratio:g}", where=f"config.profile.{key}")
+    start, end = Fraction(str(start_ratio)), Fraction(str(end_ratio))
+    _check_ends(num_layers, d_ff, start, end, multiple_of)
+    groups = plateaus or num_layers
+    if groups > num_layers:
+        raise UserError(
+            f"{plateaus} plateaus need as many layers, and num_layers={num_layers}", where="config.profile.plateaus"
+        )
+    if start < end:
+        return tapered(curve, num_layers, d_ff, end_ratio, start_ratio, multiple_of, plateaus)[::-1]
+    if groups == 1 and start != end:
+        raise UserError(
+            f"one width cannot be both {float(start):g} and {float(end):g} times d_ff",
+            where="config.profile.plateaus" if plateaus else "config.profile.num_layers",
+            mend="use schedule=uniform",
+        )
+    # From here on in steps of multiple_of, where every width is an integer.
+    mean, lengths = Fraction(d_ff, multiple_of), _run_lengths(num_layers, groups)
+    levels = _levels(curve, lengths, mean, int(start * mean), int(end * mean))
+    if levels is None:
+        raise _plateaus_error(curve, num_layers, d_ff, start_ratio, end_ratio, multiple_of, plateaus)
+    return tuple(level * multiple_of for level, length in zip(levels, lengths, strict=True) for _ in range(length))
+
+
+def _nearest_multiple(value: int, step: int) -> int:
+    return max(1, math.floor(Fraction(value, step) + Fraction(1, 2))) * step
+
+
+def _check_ends(num_layers: int, d_ff: int, start: Fraction, end: Fraction, multiple_of: int) -> None:
+    """Raises a `UserError` unless both ends are multiples of `multiple_of` and the widths can have the mean `d_ff`."""
+    if start + end != 2:
+        raise UserError(
+            f"start_ratio={float(start):g} and end_ratio={float(end):g} average {float((start + end) / 2):g}, so the "
+            "mean width would not be d_ff",
+            where="config.profile.end_ratio",
+            mend=f"use end_ratio={float(2 - start):g}" if start < 2 else "use a start_ratio below 2",
+        )
+    needed = [
+        ratio.denominator * multiple_of // math.gcd(ratio.numerator, ratio.denominator * multiple_of)
+        for ratio in (start, end)
+    ]
+    step = math.lcm(*needed, multiple_of // math.gcd(num_layers, multiple_of))
+    if d_ff % step:
+        ends = " and ".join(f"{float(ratio):g} × {d_ff} = {float(ratio * d_ff):g}" for ratio in (start, end))
+        raise UserError(
+            f"the widths of the first and last layer, {ends}, and the sum of all, {num_layers} × {d_ff}, must be "
+            f"multiples of multiple_of={multiple_of}",
+            where="config.profile.d_ff",
+            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, step)}",
+        )
+
+
+def _run_lengths(num_layers: int, groups: int) -> list[int]:
+    """Lengths of `groups` runs, equal to within one, the same read from either end where that is possible."""
+    edges = []
+    for group in range(groups + 1):
+        edge = Fraction(group * num_layers, groups)
+        # Halves go towards the nearer end, so that both halves of the model split alike.
+        edges.append(math.ceil(edge - Fraction(1, 2)) if 2 * group <= groups else math.floor(edge + Fraction(1, 2)))
+    return [after - before for before, after in itertools.pairwise(edges)]
+
+
+def _levels(
+    curve: Callable[[float], float], lengths: Sequence[int], mean: Fraction, first: int, last: int
+) -> list[int] | None:
+    """Widths of the runs in steps, from `first` down to `last`, whose sum over layers is exact; None if none are."""
+    if len(lengths) == 1:
+        return [first]
+    total = int(mean * sum(lengths))
+    ideal = [last + (first - last) * curve(group / (len(lengths) - 1)) for group in range(len(lengths))]
+    if list(lengths) != list(lengths)[::-1]:
+        ideal = _shifted(ideal, lengths, total, first, last)
+    levels = [first, *(_round(value, float(mean)) for value in ideal[1:-1]), last]
+    missing = total - sum(n * level for n, level in zip(lengths, levels, strict=True))
+    interior = set(lengths[1:-1])
+    if len(interior) <= 1:
+        return _nudge_equal(levels, ideal, missing, interior.pop() if interior else 1)
+    return _nudge_mixed(levels, ideal, lengths, missing)
+
+
+def _round(value: float, mean: float) -> int:
+    """The nearest integer; a tie goes away from `mean`."""
+    below = math.floor(value + _TIE)
+    rest = value - below
+    up = rest > 0.5 + _TIE or (abs(rest - 0.5) <= _TIE and value > mean)
+    return below + 1 if up else below
+
+
+def _shifted(ideal: Sequence[float], lengths: Sequence[int], total: int, first: int, last: int) -> list[float]:
+    """Moves the interior of `ideal` by one amount, kept between the ends, so that its sum over layers is `total`.
+
+    That is the least-squares change under the sum.
+    """
+
+    def moved(shift: float) -> list[float]:
+        return [ideal[0], *(min(max(value + shift, last), first) for value in ideal[1:-1]), ideal[-1]]
+
+    low, high = float(last - first), float(first - last)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if sum(n * value for n, value in zip(lengths, moved(middle), strict=True)) < total:
+            low = middle
+        else:
+            high = middle
+    return moved((low + high) / 2)
+
+
+def _nudge_equal(levels: list[int], ideal: Sequence[float], missing: int, length: int) -> list[int] | None:
+    """Moves interior levels one step at a time, largest residual first, when all interior runs have one length."""
+    if missing % length:
+        return None
+    levels, step = list(levels), 1 if missing > 0 else -1
+    for _ in range(abs(missing) // length):
+        movable = [
+            index
+            for index in range(1, len(levels) - 1)
+            if levels[index - 1] >= levels[index] + step >= levels[index + 1]
+        ]
+        if not movable:
+            return None
+        levels[max(movable, key=lambda index: step * (ideal[index] - levels[index]))] += step
+    return levels
+
+
+def _nudge_mixed(
+    levels: Sequence[int], ideal: Sequence[float], lengths: Sequence[int], missing: int
+) -> list[int] | None:
+    """The least-squares change of the interior levels that adds `missing`, when the runs differ in length.
+
+    Dynamic programming over the runs; the state is (sum still missing, this run's level). Each level may move by up
+    to `reach` steps, which grows until a solution is found or the ends bound it.
+    """
+    first, last = levels[0], levels[-1]
+    reach = 1
+    while True:
+        best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(missing, first): (0.0, (first,))}
+        for level, value, length in zip(levels[1:-1], ideal[1:-1], lengths[1:-1], strict=True):
+            following: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+            for (rest, before), (cost, path) in best.items():
+                for moved in range(max(level - reach, last), min(level + reach, before) + 1):
+                    state = (rest - length * (moved - level), moved)
+                    candidate = (cost + length * (moved - value) ** 2, (*path, moved))
+                    if state not in following or candidate < following[state]:
+                        following[state] = candidate
+            best = following
+        exact = [found for (rest, _), found in best.items() if rest == 0]
+        if exact:
+            return [*min(exact)[1], last]
+        if reach >= first - last:
+            return None
+        reach *= 2
+
+
+def _plateaus_error(
+    curve: Callable[[float], float],
+    num_layers: int,
+    d_ff: int,
+    start_ratio: float,
+    end_ratio: float,
+    multiple_of: int,
+    plateaus: int,
+) -> UserError:
+    """Names the nearest number of plateaus whose sum can be exact; `num_layers` of them always can."""
+    for near in sorted(range(2, num_layers + 1), key=lambda groups: abs(groups - plateaus)):
+        if near == plateaus:
+            continue
+        try:
+            tapered(curve, num_layers, d_ff, start_ratio, end_ratio, multiple_of, near)
+        except UserError:
+            continue
+        break
+    return UserError(
+        f"no widths of {plateaus} runs over {num_layers} layers have the mean d_ff={d_ff} exactly",
+        where="config.profile.plateaus",
+        mend=f"the nearest number that works is {near}",
+    )
