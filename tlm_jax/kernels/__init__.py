@@ -1,0 +1,1 @@
+"""Kernels of our own, each with its plain-JAX reference and its dispatch."""

@@ -1,0 +1,1 @@
+"""NNX modules built from a Profile, and the vocabulary loss."""

@@ -1,0 +1,162 @@
+"""Which attention kernel serves which platform and features: one table, `KERNELS`, and the choice from it.
+
+B batch, T query time, S key time, H query heads, G key/value heads, R = H / G, K head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from tlm_jax.errors import UserError
+from tlm_jax.parallel.mesh import BATCH_AXES
+
+MASK_VALUE = float(np.finfo(np.float32).min) / 2
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
+
+
+def masked_attention(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Attention by its definition, logits and softmax in float32; materialises [B, H, T, S].
+
+    Args:
+      q_BHTK: queries, already scaled; H is a multiple of G.
+      k_BGSK, v_BGSK: keys and values.
+      mask_BTS: bool, True where a query may look. A row without True attends to everything alike.
+
+    Returns:
+      [B, H, T, K] in the values' dtype.
+    """
+    B, H, T, K = q_BHTK.shape
+    G = k_BGSK.shape[1]
+    q_BGRTK = q_BHTK.reshape(B, G, H // G, T, K)
+    logits_BGRTS = jnp.einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, preferred_element_type=jnp.float32)
+    logits_BGRTS = jnp.where(mask_BTS[:, None, None], logits_BGRTS, MASK_VALUE)
+    weights_BGRTS = jax.nn.softmax(logits_BGRTS, axis=-1).astype(v_BGSK.dtype)
+    return jnp.einsum("BGRTS,BGSK->BGRTK", weights_BGRTS, v_BGSK).reshape(B, H, T, K)
+
+
+def _reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    T = q_BHTK.shape[2]
+    mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
+    if segment_ids_BT is not None:
+        mask_BTS = mask_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
+    return masked_attention(q_BHTK, k_BGSK, v_BGSK, mask_BTS)
+
+
+def _splash(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    T = q_BHTK.shape[2]
+    block = next(size for size in (512, 256, 128) if T % size == 0)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+
+    def local(q_HTK: jax.Array, k_GSK: jax.Array, v_GSK: jax.Array, segments_T: jax.Array | None) -> jax.Array:
+        mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * q_HTK.shape[0])
+        kernel = splash.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
+        segments = None if segments_T is None else splash.SegmentIds(q=segments_T, kv=segments_T)
+        return kernel(q_HTK, k_GSK, v_GSK, segment_ids=segments)
+
+    return _on_each_device(jax.vmap(local, in_axes=(0, 0, 0, None if segment_ids_BT is None else 0)))(
+        q_BHTK, k_BGSK, v_BGSK, segment_ids_BT
+    )
+
+
+def _pallas_gpu(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    from jax.experimental.pallas.ops.gpu import attention as gpu
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
+        # The kernel wants as many key heads as query heads.
+        k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        return gpu.mha(q, k, v, segments, sm_scale=1.0, causal=True).swapaxes(1, 2)
+
+    return _on_each_device(local)(q_BHTK, k_BGSK, v_BGSK, segment_ids_BT)
+
+
+def _cudnn(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    del segment_ids_BT  # the table offers this row only without them
+    q, k, v = (x.swapaxes(1, 2) for x in (q_BHTK, k_BGSK, v_BGSK))
+    return jax.nn.dot_product_attention(q, k, v, scale=1.0, is_causal=True, implementation="cudnn").swapaxes(1, 2)
+
+
+def _on_each_device(local: Callable[..., jax.Array]) -> Attention:
+    """Runs a Pallas call on each device's batch and heads: the partitioner cannot look inside it."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return local
+    heads, segments = P(BATCH_AXES, "tensor"), P(BATCH_AXES)
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+        if segment_ids is None:
+            mapped = jax.shard_map(
+                lambda q, k, v: local(q, k, v, None), in_specs=(heads,) * 3, out_specs=heads, check_vma=False
+            )
+            return mapped(q, k, v)
+        mapped = jax.shard_map(local, in_specs=(heads, heads, heads, segments), out_specs=heads, check_vma=False)
+        return mapped(q, k, v, segment_ids)
+
+    return call
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of the table: causal self-attention by one implementation.
+
+    `function(q_BHTK scaled, k_BGSK, v_BGSK, segment_ids_BT or None)` returns [B, H, T, K].
+    """
+
+    name: str
+    platforms: frozenset[str]
+    features: frozenset[str]  # of "segments", "gqa"; later "window", "soft_cap"
+    block: int  # the sequence length is a multiple of it
+    quadratic: bool  # materialises T × T
+    function: Attention
+
+
+KERNELS = (
+    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa"}), 128, False, _splash),
+    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa"}), 128, False, _pallas_gpu),
+    Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, _cudnn),
+    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa"}), 1, True, _reference),
+)
+
+
+def choose(platform: str, features: Iterable[str], sequence_length: int, requested: str = "auto") -> Kernel:
+    """Picks the first row of the table that serves the platform, the features and the length.
+
+    Raises:
+      UserError: no row does, or the requested one does not; says what each row of the platform lacks.
+    """
+    features = frozenset(features)
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    rows = [row for row in KERNELS if requested in ("auto", row.name)]
+    lacks = []
+    for row in rows:
+        if platform not in row.platforms:
+            missing = f"does not run on {platform}"
+        elif features - row.features:
+            missing = f"has no {' or '.join(sorted(features - row.features))}"
+        elif sequence_length % row.block:
+            missing = f"takes sequence lengths that are multiples of {row.block}, not {sequence_length}"
+        else:
+            return row
+        lacks.append(f"{row.name} {missing}")
+    if not rows:
+        names = ", ".join(row.name for row in KERNELS)
+        raise UserError(f"{requested!r} is not one of auto, {names}", where="config.model.attention")
+    raise UserError("no attention kernel serves this model: " + "; ".join(lacks), where="config.model.attention")

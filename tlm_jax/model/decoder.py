@@ -1,0 +1,169 @@
+"""The decoder built from a Profile.
+
+B batch, T time, D d_model, V vocabulary, S cached time, N layers of a stacked run.
+
+Runs of equal neighbouring layers are stored stacked and scanned, so that a model compiles in the number of distinct
+runs; what is stored where is a pure function of the Profile (`layout`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tlm_jax.capacity.profile import Profile
+from tlm_jax.capacity.shape import LayerShape
+from tlm_jax.model.layers import Block, LayerCache, Positions, RMSNorm, parameter
+from tlm_jax.model.loss import cross_entropy_sum
+from tlm_jax.model.settings import ModelSettings
+from tlm_jax.parallel.rules import pin_batch
+
+# Folded into the key in the place of a layer's number, so that it depends on no depth.
+OUTSIDE_LAYERS = 2**31 - 1
+
+
+class Run(NamedTuple):
+    """Layers `start` … `start + length - 1`, all of one shape, kept under one name."""
+
+    name: str
+    start: int
+    length: int
+    shape: LayerShape
+
+    @property
+    def stacked(self) -> bool:
+        """Whether its leaves carry a leading layer axis and it is scanned."""
+        return self.length > 1
+
+
+def layout(profile: Profile, layer_stacking: str) -> tuple[Run, ...]:
+    """How a profile's layers are stored: `layer_3` alone, `layers_4_to_9` stacked.
+
+    Args:
+      layer_stacking: "auto" stacks runs of equal neighbours, "unrolled" none.
+    """
+    runs: list[Run] = []
+    for start, length, shape in profile.runs():
+        if layer_stacking == "unrolled" or length == 1:
+            runs.extend(Run(f"layer_{i}", i, 1, shape) for i in range(start, start + length))
+        else:
+            runs.append(Run(f"layers_{start}_to_{start + length - 1}", start, length, shape))
+    return tuple(runs)
+
+
+def _remat(function: Any, policy: str) -> Any:
+    if policy == "none":
+        return function
+    policies = {
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "full": jax.checkpoint_policies.nothing_saveable,
+    }
+    return jax.checkpoint(function, policy=policies[policy])
+
+
+def _create(run: Run, key: jax.Array, settings: ModelSettings, depth: int) -> Block:
+    """One run's block, its leaves stacked over layers when the run is."""
+    if not run.stacked:
+        return Block(key, run.start, run.shape, settings, depth)
+
+    def create(layer: jax.Array) -> Block:
+        return Block(key, layer, run.shape, settings, depth)
+
+    build = nnx.vmap(create, in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
+    return build(jnp.arange(run.start, run.start + run.length))
+
+
+class Decoder(nnx.Module):
+    """Token embedding, the blocks of a Profile, final norm, output embedding (tied or not).
+
+    Args:
+      profile: the layers' sizes.
+      settings: what the layers share.
+      key: threefry key; layer l is drawn from `fold_in(key, l)`.
+    """
+
+    def __init__(self, profile: Profile, settings: ModelSettings, key: jax.Array) -> None:
+        self.profile, self.settings = profile, settings
+        self.runs = layout(profile, settings.layer_stacking)
+        depth, width = len(profile.layers), profile.d_embedding
+        outside = jax.random.fold_in(key, OUTSIDE_LAYERS)
+        deviation = settings.init_scale / math.sqrt(width)
+        self.embedding = parameter(
+            outside, "embedding", (profile.vocab_size, width), ("vocabulary", "embed"), deviation
+        )
+        for run in self.runs:
+            setattr(self, run.name, _create(run, key, settings, depth))
+        self.final_norm = RMSNorm(outside, profile.layers[-1].d_model, settings.norm_epsilon)
+        if not profile.tied_embeddings:
+            self.head = parameter(outside, "head", (width, profile.vocab_size), ("embed", "vocabulary"), deviation)
+
+    def hidden(
+        self, tokens_BT: jax.Array, at: Positions, cache: dict[str, LayerCache] | None = None
+    ) -> tuple[jax.Array, dict[str, LayerCache]]:
+        """Final hidden states [B, T, D] in the compute dtype, normalised; and the updated cache (empty without one)."""
+        x_BTD = pin_batch(self.embedding[...].astype(self.settings.dtype)[tokens_BT])
+        updated: dict[str, LayerCache] = {}
+        for run in self.runs:
+            block_definition, weights = nnx.split(getattr(self, run.name))
+
+            def apply(
+                x_BTD: jax.Array, layer: tuple[Any, LayerCache | None], definition: Any = block_definition
+            ) -> tuple[jax.Array, LayerCache | None]:
+                layer_weights, layer_cache = layer
+                return nnx.merge(definition, layer_weights)(x_BTD, at, layer_cache)
+
+            apply = _remat(apply, self.settings.remat)
+            run_cache = None if cache is None else cache[run.name]
+            if run.stacked:
+                # Only activations are carried; weights enter as scanned inputs and are never returned.
+                x_BTD, run_cache = jax.lax.scan(apply, x_BTD, (weights, run_cache))
+            else:
+                x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
+            if run_cache is not None:
+                updated[run.name] = run_cache
+        return pin_batch(self.final_norm(x_BTD)), updated
+
+    def output_table(self) -> jax.Array:
+        """The output embedding [V, D], float32."""
+        return self.embedding[...] if self.profile.tied_embeddings else self.head[...].T
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        """float32 logits [B, T, V]: for sampling and tests; training uses `loss_sum`."""
+        table_VD = self.output_table().astype(hidden_BTD.dtype)
+        return jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+
+    def loss_sum(
+        self,
+        inputs_BT: jax.Array,
+        targets_BT: jax.Array,
+        mask_BT: jax.Array,
+        segment_ids_BT: jax.Array,
+        positions_BT: jax.Array,
+    ) -> jax.Array:
+        """Sum of the cross-entropy over unmasked targets, in nats, float32."""
+        hidden_BTD, _ = self.hidden(inputs_BT, self.at(positions_BT, segment_ids_BT))
+        return cross_entropy_sum(hidden_BTD, self.output_table(), targets_BT, mask_BT, self.settings.loss_chunk_tokens)
+
+    @staticmethod
+    def at(positions_BT: jax.Array, segment_ids_BT: jax.Array) -> Positions:
+        """Positions of whole sequences, without a cache."""
+        return {
+            "positions": positions_BT,
+            "segment_ids": segment_ids_BT,
+            "write_index": None,
+            "cache_segment_ids": None,
+        }
+
+
+def init_cache(profile: Profile, settings: ModelSettings, batch: int, length: int) -> dict[str, LayerCache]:
+    """An empty key/value cache of `length` slots, each layer at its own heads and head_dim, in the compute dtype."""
+    cache: dict[str, LayerCache] = {}
+    for run in layout(profile, settings.layer_stacking):
+        shape = (batch, run.shape.num_kv_heads, length, run.shape.head_dim)
+        shape = (run.length, *shape) if run.stacked else shape
+        cache[run.name] = {"k": jnp.zeros(shape, settings.dtype), "v": jnp.zeros(shape, settings.dtype)}
+    return cache

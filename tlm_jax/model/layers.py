@@ -1,0 +1,166 @@
+"""The parts of a block: parameters, RMSNorm, rotary embedding, attention, gated MLP.
+
+B batch, T time, S cached time, D this layer's d_model, F this layer's d_ff, H query heads, G key/value heads,
+K head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import TypedDict
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tlm_jax.capacity.shape import LayerShape
+from tlm_jax.kernels.gated_mlp import gated_mlp
+from tlm_jax.model import attention_kernels
+from tlm_jax.model.settings import ModelSettings
+from tlm_jax.parallel.rules import pin_batch
+
+
+class Positions(TypedDict):
+    """Where the tokens of a batch stand.
+
+    `positions` [B, T] int32 counts within a document, for the rotary embedding. `segment_ids` [B, T] int32 names
+    documents, 0 for padding. With a cache, `write_index` is the int32 scalar slot of the first token, and
+    `cache_segment_ids` [B, S] int32 those of all slots, this call's tokens included.
+    """
+
+    positions: jax.Array
+    segment_ids: jax.Array
+    write_index: jax.Array | None
+    cache_segment_ids: jax.Array | None
+
+
+LayerCache = dict[str, jax.Array]  # "k", "v": [B, G, S, K]
+
+
+def parameter(
+    key: jax.Array, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], deviation: float
+) -> nnx.Param:
+    """A float32 parameter drawn from a normal distribution, from a key that depends on nothing but `key` and `name`.
+
+    So two models share the weights whose layer, name and shape they share, however they are stacked or sharded.
+    `axes` are its logical axis names. A deviation of 0 gives ones (norm scales).
+    """
+    if deviation == 0:
+        return nnx.Param(jnp.ones(shape, jnp.float32), logical_axes=axes)
+    value = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, jnp.float32)
+    return nnx.Param(value * deviation, logical_axes=axes)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm with a learned scale, computed in float32 (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, key: jax.Array, width: int, epsilon: float) -> None:
+        self.scale = parameter(key, "scale", (width,), ("embed",), 0.0)
+        self.epsilon = epsilon
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """Normalises the last axis; returns x's dtype."""
+        x32_BTD = x_BTD.astype(jnp.float32)
+        inverse_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(x32_BTD), axis=-1, keepdims=True) + self.epsilon)
+        return (x32_BTD * inverse_BT1 * self.scale[...]).astype(x_BTD.dtype)
+
+
+def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
+    """Rotary embedding, the first half of K paired with the second (Su et al. 2021, arXiv 2104.09864)."""
+    half = x_BHTK.shape[-1] // 2
+    frequency_C = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_B1TC = positions_BT.astype(jnp.float32)[:, None, :, None] * frequency_C
+    cos, sin = jnp.cos(angle_B1TC), jnp.sin(angle_B1TC)
+    first, second = jnp.split(x_BHTK.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BHTK.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query self-attention with rotary embedding (Ainslie et al. 2023, arXiv 2305.13245)."""
+
+    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
+        D, H, G, K = shape.d_model, shape.num_heads, shape.num_kv_heads, shape.head_dim
+        into = settings.init_scale / math.sqrt(D)
+        out = settings.init_scale / math.sqrt(H * K) / math.sqrt(2 * depth)
+        self.wq = parameter(key, "wq", (D, H, K), ("embed", "heads", None), into)
+        self.wk = parameter(key, "wk", (D, G, K), ("embed", "kv_heads", None), into)
+        self.wv = parameter(key, "wv", (D, G, K), ("embed", "kv_heads", None), into)
+        self.wo = parameter(key, "wo", (H, K, D), ("heads", None, "embed"), out)
+        self.shape, self.settings = shape, settings
+
+    def __call__(
+        self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set."""
+        dtype = self.settings.dtype
+        q_BHTK = jnp.einsum("BTD,DHK->BHTK", x_BTD, self.wq[...].astype(dtype))
+        k_BGTK = jnp.einsum("BTD,DGK->BGTK", x_BTD, self.wk[...].astype(dtype))
+        v_BGTK = jnp.einsum("BTD,DGK->BGTK", x_BTD, self.wv[...].astype(dtype))
+        q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
+        k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
+        if cache is not None:
+            start = (0, 0, at["write_index"], 0)
+            cache = {
+                "k": jax.lax.dynamic_update_slice(cache["k"], k_BGTK.astype(cache["k"].dtype), start),
+                "v": jax.lax.dynamic_update_slice(cache["v"], v_BGTK.astype(cache["v"].dtype), start),
+            }
+        T = x_BTD.shape[1]
+        if cache is not None and T == 1:
+            # Slots after this one still carry segment 0, so the comparison is also the causal mask.
+            mask_B1S = at["segment_ids"][:, :, None] == at["cache_segment_ids"][:, None, :]
+            y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1S)
+        else:
+            # More than one token fills an empty cache: they see only each other, as in training.
+            features = {"gqa"} if self.shape.num_heads != self.shape.num_kv_heads else set()
+            with_segments = self.settings.document_mask or cache is not None
+            segments = at["segment_ids"] if with_segments else None
+            features |= {"segments"} if with_segments else set()
+            kernel = attention_kernels.choose(self.settings.platform, features, T, self.settings.attention)
+            y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments)
+        return jnp.einsum("BHTK,HKD->BTD", y_BHTK, self.wo[...].astype(dtype)), cache
+
+
+class GatedMLP(nnx.Module):
+    """SwiGLU MLP of this layer's d_ff."""
+
+    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
+        D, F = shape.d_model, shape.d_ff
+        into = settings.init_scale / math.sqrt(D)
+        out = settings.init_scale / math.sqrt(F) / math.sqrt(2 * depth)
+        self.w_gate = parameter(key, "w_gate", (D, F), ("embed", "mlp"), into)
+        self.w_up = parameter(key, "w_up", (D, F), ("embed", "mlp"), into)
+        self.w_down = parameter(key, "w_down", (F, D), ("mlp", "embed"), out)
+        self.settings = settings
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns [B, T, D]."""
+        dtype = self.settings.dtype
+        weights = (w[...].astype(dtype) for w in (self.w_gate, self.w_up, self.w_down))
+        return gated_mlp(x_BTD, *weights)
+
+
+class Block(nnx.Module):
+    """A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Its weights come from `fold_in(key, layer)` alone; output projections are scaled down by sqrt(2 * depth).
+    """
+
+    def __init__(
+        self, key: jax.Array, layer: jax.Array | int, shape: LayerShape, settings: ModelSettings, depth: int
+    ) -> None:
+        key = jax.random.fold_in(key, layer)
+        self.attention_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
+        self.attention = Attention(key, shape, settings, depth)
+        self.mlp_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
+        self.mlp = GatedMLP(key, shape, settings, depth)
+
+    def __call__(
+        self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """Returns the block's output [B, T, D] and the cache, updated when one is given."""
+        y_BTD, cache = self.attention(pin_batch(self.attention_norm(x_BTD)), at, cache)
+        x_BTD = pin_batch(x_BTD + y_BTD)
+        x_BTD = pin_batch(x_BTD + self.mlp(pin_batch(self.mlp_norm(x_BTD))))
+        return x_BTD, cache

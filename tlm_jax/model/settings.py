@@ -1,0 +1,73 @@
+"""What every layer of a model shares: static, hashable, resolved once from the config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from tlm_jax.errors import UserError, raise_together
+
+REMAT = ("none", "dots", "full")
+LAYER_STACKING = ("auto", "unrolled")
+COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings of a `Decoder` that are not per layer; fields as in `config.model`, with nothing left at auto."""
+
+    platform: str  # compiled for: cpu | gpu | tpu
+    compute_dtype: str
+    rope_theta: float
+    norm_epsilon: float
+    document_mask: bool
+    attention: str
+    layer_stacking: str
+    remat: str
+    loss_chunk_tokens: int
+    init_scale: float
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of activations and of the weights where they are used."""
+        return jnp.dtype(COMPUTE_DTYPES[self.compute_dtype])
+
+
+def settings_from_config(config: ConfigDict, platform: str | None = None) -> ModelSettings:
+    """Resolves `config.model` for a platform ("cpu", "gpu", "tpu"; default: that of the first device).
+
+    Raises:
+      UserError: every value outside its choices or range, together.
+    """
+    m = config.model
+    platform = jax.devices()[0].platform if platform is None else platform
+    dtype = m.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    problems = []
+    for key, value, choices in (
+        ("compute_dtype", dtype, ("auto", *COMPUTE_DTYPES)),
+        ("remat", m.remat, REMAT),
+        ("layer_stacking", m.layer_stacking, LAYER_STACKING),
+    ):
+        if value not in choices:
+            problems.append(UserError(f"{value!r} is not one of {', '.join(choices)}", where=f"config.model.{key}"))
+    for key in ("rope_theta", "norm_epsilon", "loss_chunk_tokens", "init_scale"):
+        if not m[key] > 0:
+            problems.append(UserError(f"must be above 0, not {m[key]}", where=f"config.model.{key}"))
+    raise_together(problems)
+    return ModelSettings(
+        platform=platform,
+        compute_dtype=dtype,
+        rope_theta=m.rope_theta,
+        norm_epsilon=m.norm_epsilon,
+        document_mask=m.document_mask,
+        attention=m.attention,
+        layer_stacking=m.layer_stacking,
+        remat=m.remat,
+        loss_chunk_tokens=m.loss_chunk_tokens,
+        init_scale=m.init_scale,
+    )
