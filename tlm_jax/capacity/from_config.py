@@ -72,19 +72,19 @@ def _size_problems(config: ConfigDict) -> list[UserError]:
     p = config.profile
     fields: dict[str, Any] = {name: p[name] for name in ("d_model", "num_heads", "num_kv_heads")}
     problems = []
+    positive = not _positive(config, "profile.d_model", "profile.num_heads")
     if p.head_dim != 0:
         fields["head_dim"] = p.head_dim
-    elif not shape_problems({name: fields[name] for name in ("d_model", "num_heads")}, ""):
-        if p.d_model % (2 * p.num_heads):
-            fits = [heads for heads in range(1, p.d_model + 1) if p.d_model % (2 * heads) == 0]
-            near = f"the nearest that works is {min(fits, key=lambda h: abs(h - p.num_heads))}, or " if fits else ""
-            problems.append(
-                UserError(
-                    f"d_model={p.d_model} over {p.num_heads} heads is not an even head_dim",
-                    where="config.profile.num_heads",
-                    mend=f"{near}set head_dim",
-                )
+    elif positive and p.d_model % (2 * p.num_heads):
+        fits = [heads for heads in range(1, p.d_model + 1) if p.d_model % (2 * heads) == 0]
+        near = f"the nearest that works is {min(fits, key=lambda heads: abs(heads - p.num_heads))}, or " if fits else ""
+        problems.append(
+            UserError(
+                f"d_model={p.d_model} over {p.num_heads} heads is not an even head_dim",
+                where="config.profile.num_heads",
+                mend=f"{near}set head_dim",
             )
+        )
     return (
         _budget_problems(config)
         + shape_problems(fields, "config.profile")

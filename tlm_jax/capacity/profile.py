@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from tlm_jax.capacity.shape import FIELDS, LayerShape, is_integer, shape_problems
+from tlm_jax.capacity.table import layer_table
 from tlm_jax.errors import UserError, raise_together
 
 
@@ -87,6 +88,10 @@ class Profile:
             found.append((start, length, shape))
             start += length
         return tuple(found)
+
+    def describe(self) -> str:
+        """The layers as a text table, widths drawn as bars."""
+        return layer_table(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain values, for JSON."""

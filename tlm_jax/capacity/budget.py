@@ -1,0 +1,47 @@
+"""What a profile costs, as named numbers: the totals of `tlm profile`, its JSON and the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tlm_jax.capacity.profile import Profile
+
+# Key -> how people read it. FLOPs are of matmuls, per token, at the config's sequence length.
+LABELS = {
+    "d_ff_sum": "sum of d_ff",
+    "parameters": "parameters",
+    "non_embedding_parameters": "parameters without embeddings",
+    "forward_flops_per_token": "forward FLOPs per token, causal",
+    "forward_flops_per_token_full_attention": "forward FLOPs per token, full attention",
+    "train_flops_per_token": "training FLOPs per token, causal",
+    "train_flops_per_token_full_attention": "training FLOPs per token, full attention",
+    "kv_cache_bytes_per_token": "KV cache bytes per token, bfloat16",
+}
+
+
+def budget(profile: Profile, sequence_length: int) -> dict[str, int]:
+    """The totals of a profile, by the keys of `LABELS`, at a context of `sequence_length` tokens."""
+    return {
+        "d_ff_sum": sum(layer.d_ff for layer in profile.layers),
+        "parameters": profile.parameters,
+        "non_embedding_parameters": profile.non_embedding_parameters,
+        "forward_flops_per_token": profile.forward_flops_per_token(sequence_length),
+        "forward_flops_per_token_full_attention": profile.forward_flops_per_token(sequence_length, causal=False),
+        "train_flops_per_token": profile.train_flops_per_token(sequence_length),
+        "train_flops_per_token_full_attention": profile.train_flops_per_token(sequence_length, causal=False),
+        "kv_cache_bytes_per_token": profile.kv_cache_bytes_per_token(),
+    }
+
+
+def as_json(profile: Profile, sequence_length: int) -> dict[str, Any]:
+    """The profile and its totals as plain values; `Profile.from_json` reads their JSON."""
+    return {**profile.to_dict(), "sequence_length": sequence_length, **budget(profile, sequence_length)}
+
+
+def difference(a: Profile, b: Profile, sequence_lengths: tuple[int, int]) -> dict[str, Any]:
+    """Totals of `b` less those of `a`, and d_ff by layer likewise where both have as many layers."""
+    before, after = budget(a, sequence_lengths[0]), budget(b, sequence_lengths[1])
+    totals: dict[str, Any] = {key: after[key] - before[key] for key in LABELS}
+    same = len(a.layers) == len(b.layers)
+    totals["d_ff"] = [y.d_ff - x.d_ff for x, y in zip(a.layers, b.layers, strict=True)] if same else None
+    return totals

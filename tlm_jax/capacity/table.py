@@ -1,0 +1,70 @@
+"""Profiles as text: a table by layer with the widths drawn, the totals, and two profiles side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tlm_jax.capacity.shape import LayerShape
+
+BAR_WIDTH = 32
+_COLUMNS = ("d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim")
+
+
+def bar(value: int, largest: int, width: int = BAR_WIDTH) -> str:
+    """`value` drawn as a bar, `width` characters for `largest`; halves are drawn too."""
+    halves = round(2 * width * value / largest)
+    return "█" * (halves // 2) + "▌" * (halves % 2)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
+    """Rows as aligned columns, numbers to the right; the columns in `left` to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def layer_table(layers: Sequence[LayerShape]) -> str:
+    """One line a layer: its sizes, its parameters and its d_ff drawn."""
+    largest = max(layer.d_ff for layer in layers)
+    rows = [["layer", *_COLUMNS, "parameters", "d_ff drawn"]]
+    for index, layer in enumerate(layers):
+        sizes = [str(getattr(layer, column)) for column in _COLUMNS]
+        rows.append([str(index), *sizes, f"{layer.parameters:,}", bar(layer.d_ff, largest)])
+    return aligned(rows, left=(len(rows[0]) - 1,))
+
+
+def comparison_table(a: Sequence[LayerShape], b: Sequence[LayerShape]) -> str:
+    """One line a layer of two models: their d_ff, the difference, both drawn, and any other size that differs."""
+    pairs = list(zip(a, b, strict=False))
+    others = [
+        name for name in _COLUMNS if name != "d_ff" and any(getattr(x, name) != getattr(y, name) for x, y in pairs)
+    ]
+    columns = ["d_ff", *others]
+    largest = max(layer.d_ff for layer in (*a, *b))
+    header = [f"{side} {name}" for name in columns for side in ("A", "B")]
+    rows = [["layer", *header, "B - A", "A drawn", "B drawn"]]
+    for index in range(max(len(a), len(b))):
+        x, y = (side[index] if index < len(side) else None for side in (a, b))
+        sizes = [str(getattr(layer, name)) if layer else "-" for name in columns for layer in (x, y)]
+        difference = f"{y.d_ff - x.d_ff:+,}" if x and y else ""
+        bars = [bar(layer.d_ff, largest, BAR_WIDTH // 2) if layer else "" for layer in (x, y)]
+        rows.append([str(index), *sizes, difference, *bars])
+    return aligned(rows, left=(len(rows[0]) - 2, len(rows[0]) - 1))
+
+
+def totals_table(labels: Mapping[str, str], *budgets: Mapping[str, int]) -> str:
+    """The totals named by `labels` (key to text) of one budget, or of two with their difference."""
+    rows = [["", "A", "B", "B - A"]] if len(budgets) == 2 else []
+    for key, label in labels.items():
+        values = [budget[key] for budget in budgets]
+        row = [label, *(f"{value:,}" for value in values)]
+        if len(values) == 2:
+            row.append(f"{values[1] - values[0]:+,}" if values[1] != values[0] else "equal")
+        rows.append(row)
+    return aligned(rows, left=(0,))
