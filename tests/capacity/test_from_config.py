@@ -1,0 +1,117 @@
+"""From config keys to a profile, and every way in which they can be wrong."""
+
+import json
+
+import pytest
+
+from tlm_jax.capacity import LayerShape, profile_from_config
+from tlm_jax.capacity.budget import as_json
+from tlm_jax.config import apply_overrides, default_config
+from tlm_jax.errors import UserError
+
+SMALL = {
+    "profile.num_layers": 6,
+    "profile.d_model": 256,
+    "profile.d_ff": 640,
+    "profile.num_heads": 4,
+    "profile.num_kv_heads": 2,
+    "model.vocab_size": 4096,
+}
+
+
+def config_of(**changes):
+    """A small config with `changes`, double underscores for dots."""
+    keys = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    return apply_overrides(default_config(), [f"--config.{key}={value}" for key, value in keys.items()])
+
+
+def widths_of(**changes):
+    return [layer.d_ff for layer in profile_from_config(config_of(**changes)).layers]
+
+
+def test_uniform_and_cosine():
+    profile = profile_from_config(config_of())
+    assert profile.layers == (LayerShape(256, 640, 4, 2, 64),) * 6
+    assert (profile.vocab_size, profile.d_embedding, profile.tied_embeddings) == (4096, 256, True)
+    assert widths_of(profile__schedule="cosine") == [960, 896, 736, 544, 384, 320]
+    reversed_taper = widths_of(profile__schedule="cosine", profile__start_ratio=0.5, profile__end_ratio=1.5)
+    assert reversed_taper == [320, 384, 544, 736, 896, 960]
+    assert widths_of(profile__schedule="cosine", profile__plateaus=3) == [960, 960, 640, 640, 320, 320]
+
+
+def test_head_dim_is_free_when_given():
+    assert profile_from_config(config_of(profile__head_dim=48)).layers[0].head_dim == 48
+
+
+def test_list():
+    assert widths_of(profile__schedule="list", profile__layers=[1280, 640, 640, 640, 320, 320]) == [
+        1280,
+        640,
+        640,
+        640,
+        320,
+        320,
+    ]
+
+
+def test_file_takes_both_forms_of_json(tmp_path):
+    tapered = profile_from_config(config_of(profile__schedule="cosine", model__tied_embeddings=False))
+    for text in (tapered.to_json(), json.dumps(as_json(tapered, 256))):
+        (tmp_path / "p.json").write_text(text)
+        again = config_of(profile__schedule="file", profile__layers=tmp_path / "p.json", model__tied_embeddings=False)
+        assert profile_from_config(again) == tapered
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"profile__schedule": "cosin"}, "config.profile.schedule: unknown schedule 'cosin'; the nearest is cosine"),
+        ({"profile__num_layers": 0}, "config.profile.num_layers: must be a positive integer, not 0"),
+        ({"profile__d_model": -8}, "config.profile.d_model: must be a positive integer, not -8"),
+        ({"profile__multiple_of": 0}, "config.profile.multiple_of: must be a positive integer"),
+        ({"model__vocab_size": 0}, "config.model.vocab_size: must be a positive integer"),
+        ({"profile__num_heads": 6}, "config.profile.num_heads: .*the nearest that works is 4, or set head_dim"),
+        ({"profile__num_kv_heads": 3}, "config.profile.num_kv_heads: 3 does not divide num_heads=4.* is 2"),
+        ({"profile__head_dim": 63}, "config.profile.head_dim: must be even"),
+        ({"profile__num_heads": 256, "profile__num_kv_heads": 256}, "not an even head_dim; the nearest .* is 128"),
+        ({"profile__d_ff": 1000, "profile__schedule": "cosine"}, "config.profile.d_ff: .* works is 992"),
+        ({"profile__d_ff": 1000}, "config.profile.d_ff: .* is 1008"),
+        ({"profile__plateaus": -1}, "config.profile.plateaus: must be 0 or a positive integer"),
+        ({"profile__schedule": "list"}, "config.profile.layers: schedule=list needs the d_ff of each layer, not None"),
+        ({"profile__schedule": "list", "profile__layers": [640, 0]}, "schedule=list needs"),
+        ({"profile__schedule": "list", "profile__layers": [640] * 5}, "5 widths .*set profile.num_layers=5"),
+        ({"profile__schedule": "list", "profile__layers": [320] * 6}, "sum to 1920.*set profile.d_ff=320"),
+        ({"profile__schedule": "list", "profile__layers": [656] + [640] * 5}, "make the sum a multiple"),
+        ({"profile__schedule": "list", "profile__layers": [632, 648] * 3}, "layer 0 .*set profile.multiple_of=8"),
+        (
+            {"profile__schedule": "list", "profile__layers": [640] * 6, "profile__plateaus": 2},
+            "config.profile.plateaus: schedule=list",
+        ),
+        ({"profile__schedule": "file"}, "schedule=file needs the path"),
+        ({"profile__schedule": "file", "profile__layers": "no.json"}, "config.profile.layers: cannot read no.json"),
+    ],
+)
+def test_bad_values_are_named_with_their_mend(changes, says):
+    with pytest.raises(UserError, match=says) as caught:
+        profile_from_config(config_of(**changes))
+    assert "problems" not in str(caught.value)
+
+
+def test_all_problems_are_told_together():
+    bad = config_of(profile__num_kv_heads=3, profile__d_ff=1000, profile__schedule="cosine", model__vocab_size=-1)
+    with pytest.raises(UserError, match=r"^3 problems") as caught:
+        profile_from_config(bad)
+    for key in ("profile.num_kv_heads", "profile.d_ff", "model.vocab_size"):
+        assert f"config.{key}:" in str(caught.value)
+    with pytest.raises(UserError, match=r"^2 problems.*schedule.*num_layers"):
+        profile_from_config(config_of(profile__schedule="x", profile__num_layers=-1))
+
+
+def test_a_file_of_another_vocabulary_is_an_error(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(profile_from_config(config_of()).to_json())
+    other = config_of(
+        profile__schedule="file", profile__layers=path, model__vocab_size=512, model__tied_embeddings=False
+    )
+    with pytest.raises(UserError, match=r"2 problems.*config.model.vocab_size: 512 here, 4096 in .*tied_embeddings"):
+        profile_from_config(other)

@@ -1,0 +1,157 @@
+"""Profiles: exact counts against sums written out by hand, equal budgets, runs, JSON."""
+
+import dataclasses
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from tlm_jax.capacity import LayerShape, Profile
+from tlm_jax.capacity.budget import as_json, budget, difference
+from tlm_jax.capacity.schedules import CURVES, tapered
+from tlm_jax.errors import UserError
+
+
+def make(widths, d_model=256, heads=4, kv_heads=2, head_dim=64, vocab_size=4096, tied=True):
+    layers = tuple(LayerShape(d_model, width, heads, kv_heads, head_dim) for width in widths)
+    return Profile(layers, vocab_size, d_model, tied)
+
+
+def test_parameters_of_llama_7b():
+    # LLaMA, arXiv 2302.13971, table 2: 6.7B; the exact count is that of the released weights.
+    llama = make((11008,) * 32, d_model=4096, heads=32, kv_heads=32, head_dim=128, vocab_size=32000, tied=False)
+    assert llama.parameters == 6_738_415_616
+    assert llama.kv_cache_bytes_per_token() == 2 * 2 * 32 * 4096
+
+
+def test_parameters_of_llama_3_8b():
+    llama = make((14336,) * 32, d_model=4096, heads=32, kv_heads=8, head_dim=128, vocab_size=128256, tied=False)
+    assert llama.parameters == 8_030_261_248
+    assert llama.non_embedding_parameters == 8_030_261_248 - 2 * 128256 * 4096
+
+
+def test_parameters_tensor_by_tensor():
+    d, f, h, k, g, v = 256, 640, 4, 64, 2, 4096
+    layer = d + d * h * k + d * g * k + d * g * k + h * k * d + d + d * f + d * f + f * d
+    assert LayerShape(d, f, h, g, k).parameters == layer
+    assert make((f, f)).parameters == v * d + 2 * layer + d
+    assert make((f, f), tied=False).parameters == v * d + 2 * layer + d + d * v
+    assert make((f, f)).non_embedding_parameters == 2 * layer + d
+
+
+def test_flops_matmul_by_matmul():
+    d, f, h, k, g, v, t = 256, 640, 4, 64, 2, 4096, 128
+    projections = 2 * d * h * k + 2 * 2 * d * g * k + 2 * h * k * d
+    mlp = 3 * 2 * d * f
+    scores = context = 2 * h * t * k
+    head = 2 * d * v
+    profile = make((f, f))
+    assert profile.forward_flops_per_token(t, causal=False) == 2 * (projections + mlp + scores + context) + head
+    assert profile.forward_flops_per_token(t) == 2 * (projections + mlp + (scores + context) // 2) + head
+    assert profile.train_flops_per_token(t) == 3 * profile.forward_flops_per_token(t)
+    assert make((f, f), tied=False).forward_flops_per_token(t) == profile.forward_flops_per_token(t)
+    assert profile.kv_cache_bytes_per_token() == 2 * 2 * 2 * g * k
+    assert profile.kv_cache_bytes_per_token(bytes_per_value=4) == 2 * profile.kv_cache_bytes_per_token()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 48), st.integers(1, 64), st.sampled_from([1.5, 1.25, 0.5]), st.integers(0, 6), st.integers(1, 8192)
+)
+def test_a_taper_costs_exactly_what_its_uniform_twin_costs(num_layers, eighths, start, plateaus, sequence_length):
+    d_ff = 128 * eighths
+    try:
+        widths = tapered(CURVES["cosine"], num_layers, d_ff, start, 2 - start, 16, plateaus)
+    except UserError:
+        return
+    twins = make(widths), make((d_ff,) * num_layers)
+    budgets = [budget(profile, sequence_length) for profile in twins]
+    assert budgets[0] == budgets[1]
+    for first, second in zip(*(profile.layers for profile in twins), strict=True):
+        assert dataclasses.replace(first, d_ff=1) == dataclasses.replace(second, d_ff=1)
+
+
+def test_runs_are_of_equal_neighbours_only():
+    profile = make((96, 96, 64, 32, 32, 96))
+    assert [(start, length, shape.d_ff) for start, length, shape in profile.runs()] == [
+        (0, 2, 96),
+        (2, 1, 64),
+        (3, 2, 32),
+        (5, 1, 96),
+    ]
+    assert len(make((64,) * 9).runs()) == 1
+
+
+def test_shapes_are_hashable_values():
+    assert len({LayerShape(256, 640, 4, 4, 64), LayerShape(256, 640, 4, 4, 64), LayerShape(256, 320, 4, 4, 64)}) == 2
+    assert hash(make((64, 32))) == hash(make((64, 32)))
+
+
+def test_json_round_trip_of_both_forms():
+    profile = make((96, 64, 32), tied=False)
+    assert Profile.from_json(profile.to_json()) == profile
+    assert Profile.from_json(json.dumps(as_json(profile, 128))) == profile
+
+
+def drop(key):
+    return lambda values: values.pop(key)
+
+
+def in_layer(**fields):
+    return lambda values: values["layers"][1].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (drop("layers"), "no list `layers`"),
+        (drop("vocab_size"), "p.json: vocab_size: missing"),
+        (lambda values: values.update(vocab_size=-1), "profile.vocab_size: must be a positive integer, not -1"),
+        (lambda values: values.update(tied_embeddings=1), "tied_embeddings: must be true or false"),
+        (lambda values: values.update(layers=[]), "there are no layers"),
+        (lambda values: values.update(layers=[3]), r"layers\[0\]: not an object"),
+        (lambda values: values["layers"][1].pop("d_ff"), r"p.json: layers\[1\].d_ff: missing"),
+        (in_layer(d_f=3), r"p.json: layers\[1\].d_f: unknown field"),
+        (in_layer(d_ff=64.5), r"layers\[1\].d_ff: must be a positive integer, not 64.5"),
+        (in_layer(d_ff=True), r"layers\[1\].d_ff: must be a positive integer, not True"),
+        (in_layer(num_kv_heads=3), r"layers\[1\].num_kv_heads: 3 does not divide num_heads=4"),
+        (in_layer(head_dim=63), "must be even"),
+        (in_layer(mixer="titans"), "unknown mixer 'titans'"),
+        (in_layer(num_experts=8), "experts are not supported"),
+        (in_layer(d_model=128), r"profile.layers\[1\]: d_model=128 is not d_embedding=256"),
+    ],
+)
+def test_a_malformed_profile_is_one_clear_line(damage, says):
+    values = json.loads(make((96, 64, 32)).to_json())
+    damage(values)
+    with pytest.raises(UserError, match=says) as caught:
+        Profile.from_json(json.dumps(values), where="p.json")
+    assert str(caught.value).startswith("p.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_not_json_and_several_faults_together():
+    with pytest.raises(UserError, match=r"p.json: not JSON"):
+        Profile.from_json('{"layers": [', where="p.json")
+    values = json.loads(make((96, 64, 32)).to_json())
+    values["layers"][0]["d_ff"] = 0
+    values["layers"][2]["num_heads"] = "4"
+    with pytest.raises(UserError, match=r"2 problems.*layers\[0\].d_ff.*layers\[2\].num_heads"):
+        Profile.from_json(json.dumps(values))
+
+
+def test_difference_by_total_and_layer():
+    a, b = make((96, 64, 32)), make((64, 64, 80))
+    change = difference(a, b, (128, 128))
+    assert change["d_ff"] == [-32, 0, 48]
+    assert change["d_ff_sum"] == 16
+    assert change["parameters"] == 3 * 256 * 16
+    assert change["forward_flops_per_token"] == 2 * 3 * 256 * 16
+    assert difference(a, make((96, 96)), (128, 128))["d_ff"] is None
+
+
+def test_the_table_draws_each_layer_in_proportion():
+    lines = make((96, 48, 24)).describe().splitlines()
+    assert [line.count("█") for line in lines] == [0, 32, 16, 8]
+    assert lines[2].split()[:7] == ["1", "256", "48", "4", "2", "64", "233,984"]

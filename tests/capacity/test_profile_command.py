@@ -1,0 +1,171 @@
+"""`tlm profile` as its users call it."""
+
+import builtins
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tlm_jax.cli import main
+
+CONFIG = """
+from tlm_jax.config import default_config
+
+def get_config():
+    c = default_config()
+    c.profile.schedule = "cosine"
+    c.profile.num_layers, c.profile.d_model, c.profile.d_ff = 6, 256, 640
+    c.profile.num_heads, c.profile.num_kv_heads = 4, 4
+    c.model.vocab_size, c.data.sequence_length = 4096, 256
+    return c
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_json_alone_with_every_key(config, capsys):
+    assert main(["profile", f"--config={config}", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [layer["d_ff"] for layer in values["layers"]] == [960, 896, 736, 544, 384, 320]
+    assert values["layers"][0] == {
+        "d_model": 256,
+        "d_ff": 960,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+        "mixer": "attention",
+        "num_experts": 0,
+        "experts_per_token": 0,
+        "expert_d_ff": 0,
+    }
+    attention, mlp, head = 4 * 256 * 256, 3 * 256 * 640, 256 * 4096
+    forward = 6 * (2 * (attention + mlp) + 2 * 256 * 256) + 2 * head
+    assert values["d_ff_sum"] == 3840
+    assert values["non_embedding_parameters"] == 6 * (attention + mlp + 2 * 256) + 256
+    assert values["parameters"] == values["non_embedding_parameters"] + head
+    assert values["forward_flops_per_token"] == forward
+    assert values["train_flops_per_token"] == 3 * forward
+    assert values["forward_flops_per_token_full_attention"] == forward + 6 * 2 * 256 * 256
+    assert values["train_flops_per_token_full_attention"] == 3 * (forward + 6 * 2 * 256 * 256)
+    assert values["kv_cache_bytes_per_token"] == 6 * 2 * 256 * 2
+    assert (values["vocab_size"], values["d_embedding"], values["tied_embeddings"]) == (4096, 256, True)
+    assert values["sequence_length"] == 256
+
+
+def test_its_json_is_a_config_again(config, capsys, tmp_path):
+    main(["profile", f"--config={config}", "--json"])
+    first = capsys.readouterr().out
+    (tmp_path / "p.json").write_text(first)
+    from_file = [f"--config.profile.layers={tmp_path / 'p.json'}", "--config.profile.schedule=file"]
+    assert main(["profile", f"--config={config}", "--json", *from_file]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(first)
+
+
+def test_table_and_overrides(config, capsys):
+    assert main(["profile", f"--config={config}", "--config.profile.plateaus=3"]) == 0
+    out = capsys.readouterr().out
+    assert "6 layers in 3 runs of equal shape" in out
+    rows = [line.split() for line in out.splitlines() if "█" in line]
+    assert [row[2] for row in rows] == ["960", "960", "640", "640", "320", "320"]
+    assert [len(row[-1]) for row in rows] == [32, 32, 22, 22, 11, 11]
+    assert "5,573,888" in out
+
+
+@pytest.mark.parametrize("form", ["{config}:profile.schedule=uniform", ":profile.schedule=uniform", "{other}"])
+def test_compare_with_a_file_or_overrides(form, config, capsys, tmp_path):
+    other = tmp_path / "uniform.py"
+    other.write_text(CONFIG.replace('"cosine"', '"uniform"'))
+    compare = form.format(config=config, other=other)
+    assert main(["profile", f"--config={config}", f"--compare={compare}", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert set(values) == {"a", "b", "difference"}
+    assert [layer["d_ff"] for layer in values["b"]["layers"]] == [640] * 6
+    assert values["difference"]["d_ff"] == [-320, -256, -96, 96, 256, 320]
+    assert {value for key, value in values["difference"].items() if key != "d_ff"} == {0}
+
+
+def test_compare_shows_both_and_what_differs(config, capsys):
+    compare = "--compare=:profile.schedule=uniform:profile.num_layers=7:profile.num_kv_heads=2"
+    assert main(["profile", f"--config={config}", compare]) == 0
+    out = capsys.readouterr().out
+    header = next(line for line in out.splitlines() if line.startswith("layer"))
+    assert "A num_kv_heads  B num_kv_heads" in header
+    assert "num_heads  " not in header.replace("A num_kv_heads  B num_kv_heads", "")
+    assert next(line.split() for line in out.splitlines() if line.startswith("    0"))[1:6] == [
+        "960",
+        "640",
+        "4",
+        "2",
+        "-320",
+    ]
+    assert next(line.split() for line in out.splitlines() if line.startswith("    6"))[1:5] == ["-", "640", "-", "2"]
+
+
+def test_overrides_alone_apply_on_top_of_the_first_config(config, capsys):
+    argv = [f"--config={config}", "--config.profile.d_ff=1280", "--compare=:profile.schedule=uniform", "--json"]
+    assert main(["profile", *argv]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"]["d_ff_sum"] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--config.profile.d_ff=1000"], "config.profile.d_ff"),
+        (["--config.profile.schedul=cosine"], "the nearest key is config.profile.schedule"),
+        (["--config.data.sequence_length=0"], "config.data.sequence_length: must be a positive integer"),
+        (["--compare=:profile.d_ff=1000"], "--compare=:profile.d_ff=1000: config.profile.d_ff"),
+        (["--compare=nowhere.py"], "nowhere.py: no such config file"),
+        (["--compare=:profile.d_f=1"], "unknown key config.profile.d_f"),
+        (["--plot=widths.bmp"], "end the name in .png, .svg, .pdf"),
+        (["surplus"], "unknown argument 'surplus'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, says, config, capsys):
+    assert main(["profile", f"--config={config}", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_plot_writes_the_kind_its_suffix_says(config, tmp_path):
+    pytest.importorskip("matplotlib")
+    compare = "--compare=:profile.schedule=uniform"
+    for name, magic in (("w.png", b"\x89PNG"), ("w.svg", b"<?xml")):
+        assert main(["profile", f"--config={config}", compare, f"--plot={tmp_path / name}"]) == 0
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    assert main(["profile", f"--config={config}", f"--plot={tmp_path}/none/w.png"]) == 2
+
+
+def test_plot_without_matplotlib_says_what_to_install(config, capsys, monkeypatch):
+    real = builtins.__import__
+
+    def without_matplotlib(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    assert main(["profile", f"--config={config}", "--plot=w.png"]) == 2
+    assert 'pip install "tlm_jax[report]"' in capsys.readouterr().err
+
+
+def test_a_terminal_without_block_characters_gets_plain_ones(config):
+    command = [sys.executable, "-m", "tlm_jax", "profile", f"--config={config}"]
+    done = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "ascii"}, check=True)
+    assert b"#" * 32 in done.stdout
+
+
+def test_neither_jax_nor_matplotlib_is_imported(config):
+    code = (
+        "import sys; from tlm_jax.cli import main; "
+        f"assert main(['profile', '--config={config}', '--compare=:profile.schedule=uniform']) == 0; "
+        "found = {'jax', 'jaxlib', 'flax', 'matplotlib'} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

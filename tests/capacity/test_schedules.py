@@ -1,0 +1,207 @@
+"""Widths by layer: the paper's lists and sums, and properties that hold for every schedule."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import assume, given, settings
+
+from tlm_jax.capacity.schedules import CURVES, tapered, uniform
+from tlm_jax.errors import UserError
+
+COSINE = CURVES["cosine"]
+
+# Eq. 5 and the rounding of arXiv 2606.23670, computed independently of this code.
+PAPER_COSINE = {
+    (12, 1024): "1536 1520 1456 1360 1232 1104 944 816 688 592 528 512",
+    (12, 2048): "3072 3024 2912 2720 2480 2192 1904 1616 1376 1184 1072 1024",
+    (24, 4096): "6144 6128 6064 5968 5840 5680 5488 5280 5040 4784 4512 4240 3952 3680 3408 3152 2912 2704 2512 2352 "
+    "2224 2128 2064 2048",
+    (24, 2816): "4224 4208 4176 4112 4016 3904 3776 3632 3456 3280 3104 2912 2720 2528 2352 2176 2000 1856 1728 1616 "
+    "1520 1456 1424 1408",
+    (32, 4096): "6144 6128 6096 6048 5984 5888 5776 5648 5504 5344 5184 4992 4800 4608 4400 4192 4000 3792 3584 3392 "
+    "3200 3008 2848 2688 2544 2416 2304 2208 2144 2096 2064 2048",
+}
+PAPER_SUMS = {(12, 1024): 12288, (12, 2048): 24576, (24, 4096): 98304, (24, 2816): 67584, (32, 4096): 131072}
+
+
+@pytest.mark.parametrize(("num_layers", "d_ff"), PAPER_COSINE)
+def test_cosine_widths_are_those_of_the_paper(num_layers, d_ff):
+    widths = tapered(COSINE, num_layers, d_ff, 1.5, 0.5, 16)
+    assert widths == tuple(int(width) for width in PAPER_COSINE[num_layers, d_ff].split())
+    assert sum(widths) == PAPER_SUMS[num_layers, d_ff] == num_layers * d_ff
+
+
+@pytest.mark.parametrize(("num_layers", "d_ff"), PAPER_COSINE)
+def test_uniform_has_the_same_sum(num_layers, d_ff):
+    widths = uniform(num_layers, d_ff, 16)
+    assert widths == (d_ff,) * num_layers
+    assert sum(widths) == PAPER_SUMS[num_layers, d_ff]
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 12, 31])
+def test_cosine_before_rounding_has_mean_d_ff_and_the_closed_form(num_layers):
+    ideal = [0.5 + COSINE(layer / (num_layers - 1)) for layer in range(num_layers)]
+    closed_form = [1 + 0.5 * math.cos(math.pi * layer / (num_layers - 1)) for layer in range(num_layers)]
+    assert ideal == pytest.approx(closed_form, abs=1e-12)
+    assert sum(ideal) / num_layers == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_curves_go_from_one_to_zero_antisymmetrically(curve):
+    depths = [step / 64 for step in range(65)]
+    values = [CURVES[curve](depth) for depth in depths]
+    assert (values[0], values[-1]) == (1.0, 0.0)
+    assert values == sorted(values, reverse=True)
+    assert [1 - value for value in reversed(values)] == pytest.approx(values, abs=1e-12)
+
+
+@st.composite
+def tapers(draw):
+    """Arguments of `tapered` whose ends are multiples of the multiple, so that they can be pinned."""
+    multiple_of = draw(st.sampled_from([1, 8, 16, 64, 128]))
+    high = draw(st.integers(1, 200))
+    low = draw(st.integers(1, high))
+    num_layers = draw(st.integers(2, 40))
+    assume((high + low) * multiple_of % 2 == 0)
+    assume(num_layers * (high + low) % 2 == 0)
+    d_ff = (high + low) * multiple_of // 2
+    start, end = high * multiple_of / d_ff, low * multiple_of / d_ff
+    assume(start == float(f"{start:.6f}") and start + end == 2.0)
+    if draw(st.booleans()):
+        start, end = end, start
+    return num_layers, d_ff, start, end, multiple_of
+
+
+@st.composite
+def round_ratio_tapers(draw):
+    """Arguments with the ratios that people write, and a d_ff that fits them."""
+    start = draw(st.sampled_from([1.5, 1.25, 1.375, 1.625, 1.75, 0.5, 0.25, 1.0]))
+    multiple_of = draw(st.sampled_from([1, 8, 16, 64, 128]))
+    return draw(st.integers(2, 48)), 8 * multiple_of * draw(st.integers(1, 64)), start, 2 - start, multiple_of
+
+
+def check(widths, num_layers, d_ff, start, end, multiple_of):
+    assert len(widths) == num_layers
+    assert sum(widths) == num_layers * d_ff
+    assert widths[0] == pytest.approx(start * d_ff)
+    assert widths[-1] == pytest.approx(end * d_ff)
+    assert all(width % multiple_of == 0 for width in widths)
+    assert list(widths) == sorted(widths, reverse=start >= end)
+
+
+@settings(max_examples=300, deadline=None)
+@given(round_ratio_tapers() | tapers())
+def test_any_taper_meets_budget_ends_multiple_and_order(arguments):
+    num_layers, d_ff, start, end, multiple_of = arguments
+    widths = tapered(COSINE, *arguments)
+    check(widths, *arguments)
+    assert tapered(COSINE, num_layers, d_ff, end, start, multiple_of) == widths[::-1]
+    # No width is further from its curve than the rounding and one step.
+    ideal = [d_ff * (end + (start - end) * COSINE(layer / (num_layers - 1))) for layer in range(num_layers)]
+    assert max(abs(width - value) for width, value in zip(widths, ideal, strict=True)) <= 1.5 * multiple_of + 1e-6
+
+
+@settings(max_examples=300, deadline=None)
+@given(round_ratio_tapers(), st.integers(2, 48))
+def test_plateaus_meet_budget_ends_and_number_of_runs_or_name_a_number_that_works(arguments, plateaus):
+    num_layers = arguments[0]
+    assume(plateaus <= num_layers)
+    try:
+        widths = tapered(COSINE, *arguments, plateaus)
+    except UserError as error:
+        nearest, widths = int(error.mend.split()[-1]), ()
+    if not widths:
+        assert num_layers % 2 == 1
+        assert plateaus % 2 == 0, "runs that are alike from both ends always meet the budget"
+        check(tapered(COSINE, *arguments, nearest), *arguments)
+        return
+    check(widths, *arguments)
+    assert len(set(widths)) <= plateaus
+
+
+def test_plateaus_of_the_paper_model():
+    assert tapered(COSINE, 12, 2048, 1.5, 0.5, 16, 4) == (3072,) * 3 + (2560,) * 3 + (1536,) * 3 + (1024,) * 3
+    # As equal in length as they can be, and alike from both ends.
+    assert tapered(COSINE, 8, 1024, 1.5, 0.5, 16, 3) == (1536,) * 3 + (1024,) * 2 + (512,) * 3
+
+
+def test_as_many_plateaus_as_layers_is_the_taper_itself():
+    assert tapered(COSINE, 24, 4096, 1.5, 0.5, 16, 24) == tapered(COSINE, 24, 4096, 1.5, 0.5, 16)
+
+
+def test_plateaus_of_unequal_length_still_meet_the_budget():
+    widths = tapered(COSINE, 7, 640, 1.5, 0.5, 16, 4)
+    check(widths, 7, 640, 1.5, 0.5, 16)
+    assert len(set(widths)) == 4
+
+
+def test_ties_of_the_rounding_need_no_move():
+    # At a third of the depth the cosine is exactly 1.25 · 32 = 40, halfway between 32 and 48.
+    assert tapered(COSINE, 4, 32, 1.5, 0.5, 16) == (48, 48, 16, 16)
+
+
+def test_the_largest_residual_moves_first():
+    ideal = {0.0: 240.0, 1 / 3: 197.0, 2 / 3: 118.0, 1.0: 80.0}
+
+    def curve(depth):
+        return (ideal[depth] - 80) / 160
+
+    # Rounded to 240, 192, 112, 80, one step short of 640; the residuals are 5 and 6.
+    assert tapered(curve, 4, 160, 1.5, 0.5, 16) == (240, 192, 128, 80)
+    ideal[1 / 3] = 198.5
+    assert tapered(curve, 4, 160, 1.5, 0.5, 16) == (240, 208, 112, 80)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "says"),
+    [
+        ((12, 1000, 1.5, 0.5, 16), "config.profile.d_ff", "the nearest d_ff that works is 992"),
+        ((12, 1024, 1.375, 0.625, 16), None, ""),
+        ((12, 1040, 1.375, 0.625, 16), "config.profile.d_ff", "the nearest d_ff that works is 1024"),
+        ((3, 24, 1.0, 1.0, 16), "config.profile.d_ff", "the nearest d_ff that works is 32"),
+        ((12, 1024, 1.5, 0.7, 16), "config.profile.end_ratio", "use end_ratio=0.5"),
+        ((12, 1024, 2.5, 0.7, 16), "config.profile.end_ratio", "start_ratio below 2"),
+        ((12, 1024, 2.0, 0.0, 16), "config.profile.end_ratio", "must be positive"),
+        ((12, 1024, float("inf"), 0.5, 16), "config.profile.start_ratio", "must be positive"),
+        ((1, 1024, 1.5, 0.5, 16), "config.profile.num_layers", "use schedule=uniform"),
+        ((12, 1024, 1.5, 0.5, 16, 1), "config.profile.plateaus", "use schedule=uniform"),
+        ((12, 1024, 1.5, 0.5, 16, 13), "config.profile.plateaus", "num_layers=12"),
+        ((7, 640, 1.5, 0.5, 16, 2), "config.profile.plateaus", "the nearest number that works is 3"),
+    ],
+)
+def test_what_cannot_be_met_says_what_can(arguments, where, says):
+    if where is None:
+        check(tapered(COSINE, *arguments), *arguments)
+        return
+    with pytest.raises(UserError, match=says) as caught:
+        tapered(COSINE, *arguments)
+    assert caught.value.where == where
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 5000), st.sampled_from([1.5, 1.375, 1.3, 0.9]), st.sampled_from([8, 16, 128]))
+def test_the_d_ff_named_works_and_none_is_nearer(num_layers, d_ff, start, multiple_of):
+    end = float(f"{2 - start:g}")
+    try:
+        tapered(COSINE, num_layers, d_ff, start, end, multiple_of)
+    except UserError as error:
+        named = int(error.mend.split()[-1])
+        tapered(COSINE, num_layers, named, start, end, multiple_of)
+        for nearer in range(max(1, d_ff - abs(d_ff - named) + 1), min(d_ff + abs(d_ff - named), d_ff + 200)):
+            with pytest.raises(UserError, match="nearest d_ff"):
+                tapered(COSINE, num_layers, nearer, start, end, multiple_of)
+
+
+def test_one_and_two_layers():
+    assert tapered(COSINE, 1, 1024, 1.0, 1.0) == (1024,)
+    assert tapered(COSINE, 2, 1024, 1.5, 0.5) == (1536, 512)
+    assert tapered(COSINE, 2, 1024, 0.5, 1.5) == (512, 1536)
+    assert uniform(1, 1024, 16) == (1024,)
+
+
+def test_uniform_names_the_nearest_multiple():
+    with pytest.raises(UserError, match="the nearest d_ff that works is 1008"):
+        uniform(12, 1003, 16)
+    with pytest.raises(UserError, match="the nearest d_ff that works is 16"):
+        uniform(12, 3, 16)
