@@ -1,0 +1,1 @@
+"""Data: tokenizers, token stores, windows and the loader. Knows nothing of models or devices."""

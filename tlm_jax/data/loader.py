@@ -1,0 +1,233 @@
+"""The loader: batches of windows whose whole state is one integer, and the fixed batches of validation.
+
+The training order is an endless stream of windows, each epoch a fresh seeded permutation computed index by index
+(grain's O(1) index shuffle). Batches are consecutive runs of that stream, so "how many windows have been consumed"
+says where a run stands, whatever the batch size, the number of hosts or the number of worker processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+from tlm_jax.data.store import MemoryStore, TokenStore
+from tlm_jax.data.windows import Windows
+from tlm_jax.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+# grain's index shuffle works on 32-bit indices.
+_MAX_WINDOWS = 2**32 - 1
+# Batches read ahead: enough to hide a slow read, few enough that memory stays small beside a step's.
+_READ_AHEAD = 8
+_READ_AHEAD_PER_WORKER = 2
+
+
+class TrainLoader:
+    """An endless iterator of training batches; made by `train_loader`.
+
+    Attributes:
+      next_index: windows consumed over all hosts; a loader given it as `start_index` goes on exactly from here.
+      identity: what the order depends on; a saved index means the same only under an equal identity.
+    """
+
+    def __init__(self, windows: Windows, identity: dict[str, Any], global_batch_size: int, start_index: int) -> None:
+        self.windows = windows
+        self.identity = identity
+        self.next_index = start_index
+        self._global_batch_size = global_batch_size
+        self._iterator: Iterator[Batch] | None = None
+        self._in_shared_memory = False
+
+    def start(self, dataset: grain.MapDataset, num_workers: int) -> None:
+        """Begins to read `dataset`, this host's batches from `start_index` on, in the background."""
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_READ_AHEAD_PER_WORKER)
+        if not num_workers:
+            options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=_READ_AHEAD)
+        batches = dataset.to_iter_dataset(options)
+        if num_workers:
+            if not flags.FLAGS.is_parsed():  # grain reads its own absl flags, which only absl.app.run parses
+                flags.FLAGS.mark_as_parsed()
+            workers = grain.multiprocessing.MultiprocessingOptions(num_workers, _READ_AHEAD_PER_WORKER)
+            batches = batches.mp_prefetch(workers, worker_init_fn=_follow_parent)
+            self._in_shared_memory = True
+        iterator = iter(batches)
+        with _signals_held_back():
+            iterator.start_prefetch()
+        self._iterator = iterator
+
+    def __iter__(self) -> TrainLoader:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._iterator is None:
+            raise ValueError("the loader is closed")
+        batch = next(self._iterator)
+        self.next_index += self._global_batch_size
+        # Workers' batches lie in shared memory, which a batch must not hold on to beyond its worker's life.
+        return {key: np.array(values) for key, values in batch.items()} if self._in_shared_memory else batch
+
+    def close(self) -> None:
+        """Stops the background reading; a closed loader keeps its `next_index`."""
+        if self._iterator is not None:
+            self._iterator.close()  # type: ignore[attr-defined]
+            self._iterator = None
+
+    def __enter__(self) -> TrainLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Worker processes started inside never see Ctrl-C or SIGTERM: how a run stops is its main process's decision."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _follow_parent(worker_index: int, worker_count: int) -> None:
+    """Ends a worker process when its parent is killed, which could not tell it to stop."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _grain_seed(seed: int) -> int:
+    """Spreads a seed over grain's 32 bits: grain adds the epoch to it, so neighbouring seeds would share orders."""
+    return int.from_bytes(hashlib.sha256(f"window order {seed}".encode()).digest()[:4], "little")
+
+
+def train_loader(
+    store: TokenStore | MemoryStore,
+    *,
+    sequence_length: int,
+    global_batch_size: int,
+    seed: int,
+    num_workers: int = 0,
+    host_index: int = 0,
+    host_count: int = 1,
+    start_index: int = 0,
+) -> TrainLoader:
+    """Returns this host's endless training batches.
+
+    Row r of host h is row r * host_count + h of the global batch. A batch is a window's dictionary (see `Windows`)
+    with a leading axis B = global_batch_size / host_count: inputs, targets, mask, segment_ids, positions [B, T],
+    bytes and window [B]. Batches are the same for any `num_workers`; they are prepared ahead of their use.
+
+    Args:
+      store: where the split "train" is read from.
+      sequence_length: T.
+      global_batch_size: windows per step over all hosts.
+      seed: order of the windows, any integer.
+      num_workers: processes that cut windows; 0: threads of this process.
+      host_index, host_count: which share of every global batch is this host's.
+      start_index: `next_index` of the loader that this one continues.
+
+    Raises:
+      UserError: an empty split, too many windows, or a batch that the hosts cannot share equally.
+    """
+    host_batch_size = _host_batch_size(global_batch_size, host_count, "global_batch_size")
+    windows = Windows(store, "train", sequence_length)
+    if len(windows) > _MAX_WINDOWS:
+        raise UserError(
+            f"{len(windows)} windows are more than {_MAX_WINDOWS}", where=store.name, mend="raise data.sequence_length"
+        )
+    if start_index < 0:
+        raise ValueError(f"start_index {start_index} is negative")
+    identity = {
+        "store": store.fingerprint,
+        "sequence_length": sequence_length,
+        "seed": seed,
+    }
+    endless = grain.MapDataset.source(windows).shuffle(seed=_grain_seed(seed)).repeat()
+    share = endless[start_index + host_index :: host_count]
+    loader = TrainLoader(windows, identity, global_batch_size, start_index)
+    loader.start(share.batch(host_batch_size, drop_remainder=True), num_workers)
+    return loader
+
+
+def check_identity(saved: dict[str, Any], current: dict[str, Any], where: str) -> None:
+    """Checks that an index saved under one identity may be used under another.
+
+    Args:
+      saved, current: `TrainLoader.identity` then and now.
+      where: what holds the saved index, for the message.
+
+    Raises:
+      UserError: they differ; says in what.
+    """
+    told = {"store": "another corpus or tokenizer", "sequence_length": "another window length", "seed": "another order"}
+    for key, difference in told.items():
+        if saved.get(key) != current[key]:
+            raise UserError(
+                f"the saved position is of {difference}: {key} was {saved.get(key)}, now {current[key]}",
+                where=where,
+                mend="go back to the old value, or start a new run",
+            )
+
+
+def validation_batches(
+    store: TokenStore | MemoryStore,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    num_windows: int = 0,
+    host_index: int = 0,
+    host_count: int = 1,
+) -> Iterator[Batch]:
+    """Returns this host's batches over the first windows of the split "validation", in order, each window once.
+
+    Every host yields ceil(windows / batch_size) batches of batch_size / host_count rows, as `train_loader`'s; the
+    last global batch is filled with windows in which nothing counts (mask False, bytes 0, window -1).
+
+    Args:
+      store: where the split is read from.
+      sequence_length: T.
+      batch_size: windows per batch over all hosts.
+      num_windows: how many windows; 0, or more than there are: all.
+      host_index, host_count: which share of every batch is this host's.
+
+    Raises:
+      UserError: an empty split, or a batch that the hosts cannot share equally.
+    """
+    host_batch_size = _host_batch_size(batch_size, host_count, "batch_size")
+    windows = Windows(store, "validation", sequence_length)
+    count = min(num_windows or len(windows), len(windows))
+
+    def batches() -> Iterator[Batch]:
+        for first in range(0, count, batch_size):
+            indices = [first + row * host_count + host_index for row in range(host_batch_size)]
+            rows = [windows[i] if i < count else windows.padding() for i in indices]
+            yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+    return batches()
+
+
+def _host_batch_size(batch_size: int, host_count: int, name: str) -> int:
+    if batch_size < 1 or batch_size % host_count:
+        raise UserError(f"{name} {batch_size} is not a positive multiple of the {host_count} hosts")
+    return batch_size // host_count

@@ -1,0 +1,84 @@
+"""`tlm prepare`: text and JSON Lines to a token store."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tlm_jax.data.documents import SPLIT_TEXT, DocumentFormat
+from tlm_jax.data.prepare import Settings, prepare
+from tlm_jax.data.store import TokenStore
+from tlm_jax.data.tokenizer import load_tokenizer
+from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "inputs", nargs="+", metavar="INPUT", help="text or JSON Lines files, plain or .gz; directories"
+    )
+    parser.add_argument("--tokenizer", required=True, help="`byte`, or a .model file made by `tlm tokenizer`")
+    parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
+    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument(
+        "--split-text", choices=SPLIT_TEXT, default="file", help="text files: what is a document (default: the file)"
+    )
+    parser.add_argument(
+        "--document-bytes", type=int, default=1 << 16, help="--split-text=size: bytes, prolonged to the line's end"
+    )
+    parser.add_argument("--holdout", type=float, default=0.01, help="fraction of documents kept for validation")
+    parser.add_argument("--dtype", choices=("auto", "uint16", "uint32"), default="auto", help="type of the stored ids")
+    parser.add_argument("--workers", type=int, default=0, help="processes (0: one per CPU); the store is the same")
+    parser.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop", help="at a document that cannot be read (default: stop)"
+    )
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Prepares the store; 0 when it is complete, 75 when interrupted: the same command goes on."""
+    if overrides:
+        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    if args.document_bytes < 1:
+        raise UserError(f"must be at least 1, not {args.document_bytes}", where="--document-bytes")
+    if args.workers < 0:
+        raise UserError(f"must be at least 0, not {args.workers}", where="--workers")
+    layout = DocumentFormat(args.text_field, args.split_text, args.document_bytes)
+    settings = Settings(layout, args.holdout, args.dtype)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        tokenizer = load_tokenizer(args.tokenizer)
+        store = prepare(args.inputs, tokenizer, args.output, settings, workers=args.workers, on_error=args.on_error)
+    except KeyboardInterrupt:
+        print("tlm prepare: interrupted; the same command goes on from here", file=sys.stderr)
+        return EXIT_RESUMABLE
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    _summarise(store)
+    return EXIT_COMPLETE
+
+
+def _summarise(store: TokenStore) -> None:
+    manifest = store.manifest
+    print(f"{store.name}: complete")
+    for name, split in manifest["splits"].items():
+        print(f"  {name}: {_counts(split)}")
+    if manifest["skipped"]:
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in manifest["skipped"].items())
+        print(f"  skipped: {reasons}")
+        for example in manifest["skipped_examples"]:
+            print(f"    {example}")
+    if not manifest["splits"]["validation"]["documents"]:
+        print("  nothing is held out for validation: raise --holdout, or cut text finer with --split-text")
+    vocab_size = manifest["tokenizer"]["vocab_size"]
+    print("next:")
+    print(
+        f"  tlm train --config=CONFIG --workdir=DIR --config.data.store={store.name}"
+        f" --config.model.vocab_size={vocab_size}"
+    )
+
+
+def _counts(split: dict[str, Any]) -> str:
+    text = f"{split['documents']:,} documents, {split['tokens']:,} tokens, {split['bytes']:,} bytes of text"
+    return f"{text} ({split['bytes'] / split['tokens']:.2f} bytes a token)" if split["tokens"] else text

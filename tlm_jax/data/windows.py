@@ -1,0 +1,103 @@
+"""Windows: fixed-length training examples cut from a split by arithmetic.
+
+T: sequence_length. N: tokens of the split. Window i is tokens[i*T : i*T + T + 1]: T inputs and, one step on, T
+targets. Every token but the first is the target of exactly one window, and the first is a document's start, which
+nothing predicts; the last window is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tlm_jax.data.store import MemoryStore, TokenStore
+from tlm_jax.data.tokenizer import Tokenizer
+from tlm_jax.errors import UserError
+
+
+class Windows:
+    """The windows of one split, by index.
+
+    `windows[i]` is a dictionary:
+      inputs [T] int32: ids; the padding id after the split's end.
+      targets [T] int32: the id that follows each input.
+      mask [T] bool: which targets count: not padding, and not the start of the next document.
+      segment_ids [T] int32: 1, 2, … by document within the window; 0 is padding.
+      positions [T] int32: restart at 0 with each document, and with the window.
+      bytes, int32 scalar: UTF-8 bytes of text that the counted targets stand for.
+      window, int64 scalar: i.
+
+    Over all windows the counted targets are the split's tokens without document starts, and `bytes` sums to the
+    split's bytes. Documents' borders are found in the window itself, so there is no index array.
+
+    Args:
+      store: a `TokenStore` or `MemoryStore`.
+      split: "train" or "validation".
+      sequence_length: T.
+
+    Raises:
+      UserError: the split holds nothing, or T < 1.
+    """
+
+    def __init__(self, store: TokenStore | MemoryStore, split: str, sequence_length: int) -> None:
+        if sequence_length < 1:
+            raise UserError(f"sequence_length must be at least 1, not {sequence_length}", where=store.name)
+        self._split = store.split(split)
+        if self._split.num_tokens < 2:
+            raise UserError(f"the split {split!r} holds no document", where=store.name)
+        self.sequence_length = sequence_length
+        tokenizer = store.tokenizer()
+        self._bos_id = tokenizer.bos_id
+        self._token_bytes = tokenizer.token_bytes()
+        self._arange_T = np.arange(sequence_length, dtype=np.int32)
+        self._padding = {
+            "inputs": np.full(sequence_length, tokenizer.pad_id, np.int32),
+            "targets": np.full(sequence_length, tokenizer.pad_id, np.int32),
+            "mask": np.zeros(sequence_length, bool),
+            "segment_ids": np.zeros(sequence_length, np.int32),
+            "positions": np.zeros(sequence_length, np.int32),
+        }
+
+    def __len__(self) -> int:
+        return -(-(self._split.num_tokens - 1) // self.sequence_length)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        T = self.sequence_length
+        start = index * T
+        tokens = self._split.read(start, min(start + T + 1, self._split.num_tokens)).astype(np.int32)
+        inputs, targets = tokens[:-1], tokens[1:]
+        # Where the window's segments begin: at each document, and at 0 for what began before the window.
+        starts = np.flatnonzero(inputs == self._bos_id)
+        if not len(starts) or starts[0]:
+            starts = np.concatenate([[0], starts])
+        lengths = np.diff(starts, append=len(inputs))
+        window = {
+            "inputs": inputs,
+            "targets": targets,
+            "mask": targets != self._bos_id,
+            "segment_ids": np.repeat(np.arange(1, len(starts) + 1, dtype=np.int32), lengths),
+            "positions": self._arange_T[: len(inputs)] - np.repeat(starts.astype(np.int32), lengths),
+        }
+        if len(inputs) < T:
+            window = {
+                key: np.concatenate([values, self._padding[key][len(inputs) :]]) for key, values in window.items()
+            }
+        # Document starts and padding stand for no text, so the sum needs no mask.
+        return {**window, "bytes": self._token_bytes[targets].sum(dtype=np.int32), "window": np.int64(index)}
+
+    def padding(self) -> dict[str, Any]:
+        """Returns a window in which nothing counts; its `window` is -1."""
+        return {**self._padding, "bytes": np.int32(0), "window": np.int64(-1)}
+
+
+def windows_from_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> Windows:
+    """Returns the windows of documents held in memory, as if they had been prepared as one split.
+
+    Raises:
+      UserError: there is no document.
+    """
+    return Windows(MemoryStore(texts, tokenizer), "validation", sequence_length)
