@@ -1,0 +1,128 @@
+"""What lies where in a checkpoint directory, and which step directories count as complete.
+
+    <workdir>/checkpoints/<step>/params      parameters: all that evaluation reads
+                                /state       the other keys of the train state: optimizer, step, counters
+                                /data        JSON: where the data loader stands
+                                /metadata    JSON: config, profile, tokenizer
+
+Nothing here touches a device or reads an array.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tlm_jax.errors import UserError
+
+PARAMS = "params"
+STATE = "state"
+DATA = "data"
+METADATA = "metadata"
+
+_COMPLETION_MARK = "_CHECKPOINT_METADATA"  # Orbax writes it last, just before the rename
+_TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of what Orbax has not finished
+_REMOVED = ".removed"  # in the name of what we are deleting
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+    """What a checkpoint says about itself, next to the arrays.
+
+    Attributes:
+      config: the resolved config, JSON text.
+      profile: the profile, JSON text.
+      tokenizer_kind: how to read `tokenizer`.
+      tokenizer: the tokenizer's model file.
+      extra: anything else that JSON can hold, such as how layers are stacked.
+    """
+
+    config: str
+    profile: str
+    tokenizer_kind: str
+    tokenizer: bytes
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The metadata as JSON values."""
+        return dataclasses.asdict(self) | {"tokenizer": base64.b64encode(self.tokenizer).decode("ascii")}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Metadata:
+        """Inverts `to_json`; keys it does not know are left alone."""
+        known = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+        return cls(**known | {"tokenizer": base64.b64decode(values["tokenizer"], validate=True)})
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """The directory of a step's checkpoint."""
+    return directory / str(step)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether `path` is the directory of a finished checkpoint."""
+    return path.name.isdecimal() and (path / _COMPLETION_MARK).is_file() and (path / METADATA).is_dir()
+
+
+def complete_steps(directory: Path) -> list[int]:
+    """The steps of all complete checkpoints in `directory`, ascending; empty when it does not exist."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if is_complete(path))
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Deletes a checkpoint; from the first moment on it no longer counts as complete, whatever happens then."""
+    doomed = path.with_name(path.name + _REMOVED)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(directory: Path, step: int | None = None) -> None:
+    """Deletes what interrupted saves and deletions left behind, of one step or of all; never a complete checkpoint."""
+    for path in directory.iterdir():
+        number = path.name.split(".", 1)[0]
+        unfinished = path.name.startswith((f"{number}{_TEMPORARY}", f"{number}{_REMOVED}"))
+        if number.isdecimal() and unfinished and step in (None, int(number)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_json(path: Path, item: str) -> Any:
+    """Reads one of a checkpoint's JSON items.
+
+    Raises:
+      UserError: the file is missing or is not what was written.
+    """
+    file = path / item / "data.json"
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"{item}/data.json cannot be read ({type(error).__name__})") from error
+
+
+def read_step_metadata(path: Path) -> Metadata:
+    """Reads the metadata of the step directory `path`.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    values = read_json(path, METADATA)
+    try:
+        return Metadata.from_json(values)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise damaged(path, f"{METADATA}/data.json is not a checkpoint's metadata") from error
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    """The error for a checkpoint that cannot be read: says which older one can be used instead."""
+    older = [step for step in complete_steps(path.parent) if path.name.isdecimal() and step < int(path.name)]
+    if older:
+        mend = f"the newest complete checkpoint before it is step {older[-1]}: remove {path} to go on from there"
+    else:
+        mend = "there is no older complete checkpoint"
+    return UserError(f"the checkpoint is damaged: {reason}", where=str(path), mend=mend)

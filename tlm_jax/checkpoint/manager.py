@@ -1,0 +1,314 @@
+"""Saving checkpoints while training goes on, and keeping the right ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from tlm_jax.checkpoint import layout, restore, storage
+from tlm_jax.checkpoint.layout import Metadata
+from tlm_jax.errors import EXIT_BAD_INPUT, UserError, raise_together
+
+__all__ = ["CheckpointManager", "Metadata"]
+
+
+class CheckpointManager:
+    """Saves train states of one run, asynchronously, and deletes those no longer needed.
+
+    Permanent checkpoints are made every `every_steps`, temporary ones every `every_seconds`. The newest `keep_last`
+    of all are kept, and of the older ones those that are permanent. At most one save is on its way at a time. A save
+    that fails or takes too long raises in the next call of `save`, `wait` or `close`, and leaves the checkpoints
+    before it as they were.
+
+    With several processes each one makes the same calls; the directory is shared by all.
+
+    Args:
+      directory: the `checkpoints` folder of the workdir; created if need be, and cleaned of what interrupted saves
+        left behind.
+      every_steps: between permanent checkpoints; 0: none.
+      every_seconds: between temporary checkpoints; 0: none.
+      keep_last: how many of the newest checkpoints are kept.
+      timeout_seconds: a save that takes longer is a failure.
+      metadata: stored in each checkpoint.
+
+    Raises:
+      UserError: a setting out of range, or the directory cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every_steps: int,
+        every_seconds: float,
+        keep_last: int,
+        timeout_seconds: float,
+        metadata: Metadata,
+    ) -> None:
+        _check_settings(every_steps, every_seconds, keep_last, timeout_seconds)
+        self.directory = Path(directory).absolute()
+        self._every_steps, self._every_seconds, self._keep_last = every_steps, every_seconds, keep_last
+        self._timeout_seconds = timeout_seconds
+        self._metadata = metadata
+        self._in_flight: _BackgroundSave | None = None
+        self._last_save_time = time.monotonic()
+        self._clock_check: tuple[int, float] | None = None  # step and time of the last look at the clock
+        self._next_clock_check = 0
+        if jax.process_index() == 0:
+            self._prepare_directory()
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoint directory is ready")
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except UserError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+
+    def _prepare_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            probe = self.directory / f".writable.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+            layout.remove_leftovers(self.directory)
+        except OSError as error:
+            raise UserError(
+                f"checkpoints cannot be written here: {storage.system_reason(error)}",
+                where=str(self.directory),
+                mend="give another workdir, or make this one writable",
+            ) from error
+
+    def save(self, step: int, state: dict[str, Any], data_state: dict[str, Any], *, force: bool = False) -> bool:
+        """Begins to save, if it is time to; call it after every step.
+
+        When it returns, the arrays have been copied and may be donated; the writing goes on in the background.
+
+        Args:
+          step: completed steps.
+          state: the train state, a dictionary with "params"; each value a pytree of arrays.
+          data_state: what the data loader needs to go on; JSON values.
+          force: save whether or not it is time.
+
+        Returns:
+          Whether a save of this step was begun; False too when its checkpoint exists already.
+
+        Raises:
+          UserError: this save or the one before it failed or took too long.
+        """
+        if self._in_flight and (self._in_flight.finished or self._in_flight.age > self._timeout_seconds):
+            self.wait()
+        permanent = self._every_steps > 0 and step > 0 and step % self._every_steps == 0
+        if not (force or permanent or self._time_is_up(step)):
+            return False
+        if self._in_flight and self._in_flight.step == step:
+            return False
+        self.wait()
+        path = layout.step_directory(self.directory, step)
+        if _from_first_process(layout.is_complete(path)):
+            return False
+        self._last_save_time = time.monotonic()
+        items = restore.split_items(state) | {
+            layout.DATA: data_state,
+            layout.METADATA: self._metadata.to_json() | {"permanent": permanent},
+        }
+        self._begin(step, path, items)
+        return True
+
+    def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
+        reason = None
+        try:
+            with storage.storage_context(self._timeout_seconds):
+                # What lies at `path` now is no complete checkpoint: a copy that was interrupted, say.
+                response = ocp.save_checkpointables_async(path, items, overwrite=path.exists())
+        except Exception as error:
+            reason = storage.system_reason(error)
+            if reason is None:
+                raise
+        if reason is not None:
+            self._fail(step, reason)
+        self._in_flight = _BackgroundSave(step, response.result, self._delete_superfluous)
+
+    def _time_is_up(self, step: int) -> bool:
+        """Whether a temporary checkpoint is due: the first process looks at its clock and all do as it says.
+
+        Telling the others is a collective that waits for the device, so with several processes it happens only at
+        about every half of the remaining time, as a number of steps that all of them know.
+        """
+        if self._every_seconds <= 0 or step < self._next_clock_check:
+            return False
+        now = time.monotonic()
+        remaining = self._last_save_time + self._every_seconds - now
+        due = remaining <= 0 and (self._in_flight is None or self._in_flight.finished)
+        pause = 1
+        if jax.process_count() > 1 and self._clock_check is not None and step > self._clock_check[0]:
+            seconds_per_step = (now - self._clock_check[1]) / (step - self._clock_check[0])
+            remaining = self._every_seconds if due else remaining
+            pause = max(1, min(int(0.5 * remaining / max(seconds_per_step, 1e-6)), 1_000_000))
+        self._clock_check = (step, now)
+        due_then_pause = _from_first_process(np.array([due, pause], np.int32))
+        self._next_clock_check = step + int(due_then_pause[1])
+        return bool(due_then_pause[0])
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint's step, or None; the same on all processes."""
+        steps = layout.complete_steps(self.directory)
+        latest = int(_from_first_process(steps[-1] if steps else -1))
+        return None if latest < 0 else latest
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, ascending."""
+        return layout.complete_steps(self.directory)
+
+    def restore(
+        self, abstract_state: dict[str, Any], step: int | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], Metadata]:
+        """Restores a checkpoint.
+
+        Args:
+          abstract_state: the train state as `jax.ShapeDtypeStruct`, each with its sharding.
+          step: which one; the latest complete one by default.
+
+        Returns:
+          The train state, the data state, and the metadata stored with them.
+
+        Raises:
+          UserError: no such checkpoint; a leaf missing, superfluous or of another shape or dtype; damaged files.
+        """
+        self.wait()
+        step = self.latest_step() if step is None else step
+        return restore.restore_state(restore.find_checkpoint(self.directory, step), abstract_state)
+
+    def wait(self) -> None:
+        """Waits until the save on its way is complete.
+
+        Raises:
+          UserError: it failed or took too long.
+        """
+        save = self._in_flight
+        if save is None:
+            return
+        finished = save.join(self._timeout_seconds - save.age)
+        self._in_flight = None
+        if not finished:
+            _exit_without(save)
+            self._fail(save.step, f"it took longer than {self._timeout_seconds:g} seconds", clean=False)
+        if save.error is not None:
+            reason = storage.system_reason(save.error)
+            if reason is None and not isinstance(save.error, TimeoutError):
+                raise save.error
+            save.error = None
+            storage.discard_unfinished()
+            self._fail(save.step, reason or f"it took longer than {self._timeout_seconds:g} seconds")
+
+    def close(self) -> None:
+        """Waits for the save on its way; raises as `wait` does."""
+        self.wait()
+
+    def _fail(self, step: int, reason: str, clean: bool = True) -> None:
+        if clean and jax.process_index() == 0:
+            layout.remove_leftovers(self.directory, step)
+        steps = self.steps()
+        left = f"the newest complete one is step {steps[-1]}" if steps else "no complete one exists"
+        raise UserError(
+            f"the checkpoint of step {step} could not be written: {reason}; {left}",
+            where=str(self.directory),
+            mend="remove the cause and run the same command again",
+        )
+
+    def _delete_superfluous(self) -> None:
+        """Deletes all but the newest and the permanent ones; runs after a checkpoint has become complete."""
+        if jax.process_index() != 0:
+            return
+        for step in self.steps()[: -self._keep_last]:
+            path = layout.step_directory(self.directory, step)
+            try:
+                permanent = layout.read_json(path, layout.METADATA).get("permanent", True)
+            except UserError:
+                continue  # damaged: not ours to throw away
+            if not permanent:
+                layout.remove_checkpoint(path)
+
+
+class _BackgroundSave:
+    """A save on its way, followed by the deletion of superfluous checkpoints."""
+
+    def __init__(self, step: int, write: Callable[[], None], clean: Callable[[], None]) -> None:
+        self.step = step
+        self.error: Exception | None = None
+        self._started = time.monotonic()
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(write, clean), name=f"save {step}", daemon=True).start()
+
+    def _run(self, write: Callable[[], None], clean: Callable[[], None]) -> None:
+        try:
+            write()
+            clean()
+        except Exception as error:  # raised again in the main thread
+            self.error = error
+        self._done.set()
+
+    @property
+    def finished(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._started
+
+    def join(self, timeout: float) -> bool:
+        """Waits; returns whether it is finished."""
+        return self._done.wait(max(0.0, timeout))
+
+
+def _exit_without(save: _BackgroundSave) -> None:
+    """Lets the process end although the threads of a stuck save never do, when its main thread has ended."""
+
+    def run() -> None:
+        threading.main_thread().join()
+        if not save.join(5.0):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_BAD_INPUT)
+
+    threading.Thread(target=run, name="exit without stuck save", daemon=True).start()
+
+
+def _from_first_process(value: Any) -> Any:
+    """The first process's value, on all of them."""
+    return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
+
+
+def _check_settings(every_steps: int, every_seconds: float, keep_last: int, timeout_seconds: float) -> None:
+    rules = {
+        "checkpoint.every_steps": (every_steps, every_steps >= 0, "0 or more"),
+        "checkpoint.every_seconds": (every_seconds, every_seconds >= 0, "0 or more"),
+        "checkpoint.keep_last": (keep_last, keep_last >= 1, "1 or more"),
+        "checkpoint.timeout_seconds": (timeout_seconds, timeout_seconds > 0, "more than 0"),
+    }
+    raise_together(
+        [
+            UserError(f"{value} is out of range", where=f"config.{key}", mend=f"it takes {wanted}")
+            for key, (value, fits, wanted) in rules.items()
+            if not fits
+        ]
+    )

@@ -1,0 +1,150 @@
+"""Reading checkpoints: finding one, its metadata, its parameters, or its whole train state."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from tlm_jax.checkpoint import agreement, layout, storage
+from tlm_jax.checkpoint.layout import Metadata
+from tlm_jax.errors import UserError
+
+
+def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
+    """Finds the step directory that `path` means.
+
+    Args:
+      path: a workdir, its `checkpoints` folder, or a step directory.
+      step: which step; the latest complete one by default.
+
+    Returns:
+      The directory of a complete checkpoint.
+
+    Raises:
+      UserError: there is none; says where it was looked for and which steps exist.
+    """
+    path = Path(path).absolute()
+    if layout.is_complete(path) and step in (None, int(path.name)):
+        return path
+    looked = [path / "checkpoints", path]
+    for directory in looked:
+        steps = layout.complete_steps(directory)
+        if step in steps or (step is None and steps):
+            return layout.step_directory(directory, steps[-1] if step is None else step)
+        if steps:
+            raise UserError(
+                f"no complete checkpoint of step {step}",
+                where=str(directory),
+                mend=f"the complete ones are {', '.join(map(str, steps))}",
+            )
+    if not path.exists():
+        raise UserError("no such directory", where=str(path), mend="give a workdir or a checkpoint in one")
+    raise UserError(
+        f"no complete checkpoint: looked for <step> directories in {' and '.join(map(str, looked))}",
+        where=str(path),
+        mend="give a workdir, its checkpoints folder, or a step directory in it",
+    )
+
+
+def read_metadata(path: str | Path) -> Metadata:
+    """Reads a checkpoint's metadata, without touching arrays or devices.
+
+    Args:
+      path: anything that `find_checkpoint` takes.
+
+    Raises:
+      UserError: no checkpoint there, or its metadata is damaged.
+    """
+    return layout.read_step_metadata(find_checkpoint(path))
+
+
+def restore_parameters(path: str | Path, abstract_params: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
+    """Restores only the parameters, onto any mesh and number of devices.
+
+    Args:
+      path: anything that `find_checkpoint` takes.
+      abstract_params: pytree of `jax.ShapeDtypeStruct`; a leaf without sharding goes to the first local device.
+      dtype: floating parameters are cast to it; by default the stored dtypes must be those of `abstract_params`.
+
+    Returns:
+      The parameters, a tree like `abstract_params`.
+
+    Raises:
+      UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
+    """
+    path = find_checkpoint(path)
+    _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=dtype is not None)
+    target = jax.tree.map(lambda leaf: storage.with_sharding(leaf, dtype), abstract_params)
+    return _load(path, {layout.PARAMS: target})[layout.PARAMS]
+
+
+def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Metadata]:
+    """Restores the train state, the data index and the metadata from the step directory `path`.
+
+    Args:
+      path: the directory of a complete checkpoint.
+      abstract_state: the train state as `jax.ShapeDtypeStruct`, each with its sharding.
+
+    Returns:
+      The train state, a tree like `abstract_state`; the data state; the metadata.
+
+    Raises:
+      UserError: a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
+    """
+    metadata = layout.read_step_metadata(path)
+    data_state = layout.read_json(path, layout.DATA)
+    items = split_items(abstract_state)
+    _require_items_agree(path, items)
+    loaded = _load(path, jax.tree.map(storage.with_sharding, items))
+    return {layout.PARAMS: loaded[layout.PARAMS], **loaded[layout.STATE]}, data_state, metadata
+
+
+def split_items(state: dict[str, Any]) -> dict[str, Any]:
+    """Splits a train state into what a checkpoint stores apart: the parameters, and all else."""
+    rest = {key: value for key, value in state.items() if key != layout.PARAMS}
+    return {layout.PARAMS: state[layout.PARAMS], layout.STATE: rest}
+
+
+def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = False) -> None:
+    """Compares the stored trees with the wanted ones, all items together."""
+    stored: dict[str, Any] = {}
+    target: dict[str, Any] = {}
+    for item, tree in items.items():
+        prefix = item if item == layout.PARAMS else ""  # names as in the train state
+        stored |= agreement.leaves_by_name(_stored_tree(path, item), prefix)
+        target |= agreement.leaves_by_name(tree, prefix)
+    agreement.require_agreement(stored, target, path=path, any_float=any_float)
+
+
+def _stored_tree(path: Path, item: str) -> Any:
+    """The tree of one item with a shape and dtype at each leaf."""
+    reason = None
+    try:
+        with storage.storage_context():
+            tree = ocp.metadata(path, item).metadata
+        if tree is not None:
+            return tree
+    except Exception as error:
+        reason = storage.damage_reason(error)
+        if reason is None:
+            raise
+    storage.discard_unfinished()
+    raise layout.damaged(path, reason or f"the description of {item} cannot be read")
+
+
+def _load(path: Path, items: dict[str, Any]) -> dict[str, Any]:
+    """Loads items whose trees are known to agree."""
+    try:
+        with storage.storage_context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ocp.load_checkpointables(path, items)
+    except Exception as error:
+        reason = storage.damage_reason(error)
+        if reason is None:
+            raise
+    storage.discard_unfinished()
+    raise layout.damaged(path, reason)

@@ -1,0 +1,114 @@
+"""The Orbax settings that every save and load uses, what Orbax prints, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from tlm_jax.checkpoint import layout
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would be larger than the file-size limit allows",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EIO: "the device reports an input/output error",
+}
+
+
+def _from_elsewhere(record: logging.LogRecord) -> bool:
+    return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def storage_context(timeout_seconds: float | None = None) -> ocp.Context:
+    """The Orbax context of this project; enter it around every call of Orbax."""
+    # Orbax logs each step of its work, and each failure many times over, through absl; we report failures ourselves.
+    logging.getLogger("absl").addFilter(_from_elsewhere)
+    context = ocp.Context()
+    registry = ocp.handlers.local_registry()
+    for item in (layout.DATA, layout.METADATA):
+        registry.add(ocp.handlers.JsonHandler, checkpointable_name=item)
+    context.checkpointables.registry = registry
+    # When directories are made in the background and that fails, Orbax's other threads wait for the whole timeout.
+    context.asynchronous.create_directories_asynchronously = False
+    if timeout_seconds is not None:
+        context.asynchronous.timeout_secs = max(1, int(timeout_seconds))
+    return context
+
+
+def system_reason(error: BaseException) -> str | None:
+    """Why the operating system refused, in words; None when it was not the operating system."""
+    for link in _chain(error):
+        code = link.errno if isinstance(link, OSError) else None
+        if code is None:
+            match = re.search(r"os_error_code='(\d+)'", str(link))  # TensorStore raises ValueError
+            code = int(match[1]) if match else None
+        if code is not None:
+            return f"{_REASONS.get(code, os.strerror(code))} ({errno.errorcode.get(code, code)})"
+    return None
+
+
+def damage_reason(error: BaseException) -> str | None:
+    """Why stored data cannot be read, in words; None when the error does not come from the data."""
+    root = list(_chain(error))[-1]
+    # Orbax wraps some read errors in a bare Exception; what JAX raises (out of memory) is a RuntimeError.
+    if not isinstance(root, (OSError, ValueError, LookupError)) and type(root) is not Exception:
+        return None
+    text = str(root).split(" [tensorstore_spec=")[0].splitlines()
+    return text[0][:300] if text else type(root).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what caused it, outermost first."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+@contextlib.contextmanager
+def _nobody_listening() -> Iterator[None]:
+    """Nothing that is reported while objects are destroyed reaches the terminal."""
+    asyncio_logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    was_disabled = asyncio_logger.disabled
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asyncio_logger.disabled, sys.unraisablehook = True, lambda _: None
+        try:
+            yield
+        finally:
+            asyncio_logger.disabled, sys.unraisablehook = was_disabled, hook
+
+
+def discard_unfinished() -> None:
+    """Destroys the coroutines that a failed Orbax call leaves behind, without their complaints.
+
+    Call it after the exception has been let go of: its traceback keeps them alive.
+    """
+    with _nobody_listening():
+        gc.collect()
+
+
+def with_sharding(leaf: jax.ShapeDtypeStruct, dtype: jax.typing.DTypeLike | None = None) -> jax.ShapeDtypeStruct:
+    """The leaf with a sharding: its own, or the first local device, so that the stored one is never used.
+
+    Args:
+      leaf: a shape and dtype, with or without sharding.
+      dtype: replaces a floating leaf's dtype.
+    """
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    replace = dtype is not None and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype if replace else leaf.dtype, sharding=sharding)
