@@ -22,20 +22,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tlm_jax.data.atomic import PARTIAL, write_atomically, write_error
 from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, find_inputs
 from tlm_jax.data.progress import ByteProgress
 from tlm_jax.data.store import FORMAT_VERSION, MANIFEST, SPLITS, TOKEN_DTYPES, TokenStore, tokenizer_file
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.data.units import (
     MAX_EXAMPLES,
-    PARTIAL,
     UNITS,
     Plan,
     finished_unit,
     plan_units,
     tokenize_unit,
-    write_atomically,
-    write_error,
 )
 from tlm_jax.data.workers import available_cpus, run_jobs
 from tlm_jax.errors import UserError

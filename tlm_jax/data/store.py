@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tlm_jax.data.documents import DocumentFormat, Problem, find_inputs, read_documents
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
 
@@ -220,6 +221,23 @@ class MemoryStore:
         self.name = name
         self._tokenizer = tokenizer
         self._split = MemorySplit(texts, tokenizer)
+
+    @staticmethod
+    def from_files(paths: Sequence[str], tokenizer: Tokenizer, layout: DocumentFormat | None = None) -> MemoryStore:
+        """Reads and tokenises files and directories as `tlm prepare` would, holding nothing out.
+
+        Raises:
+          UserError: an input that cannot be read, or the first document that cannot, by file and line.
+        """
+
+        def texts() -> Iterator[str]:
+            for file in find_inputs(paths):
+                for document in read_documents(file, layout or DocumentFormat()):
+                    if isinstance(document, Problem):
+                        raise document.error()
+                    yield document.text
+
+        return MemoryStore(texts(), tokenizer, name=" ".join(paths))
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer

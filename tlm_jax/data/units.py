@@ -6,7 +6,6 @@ Everything a unit writes appears by renaming, its result last; two processes tha
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -19,19 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from tlm_jax.data.atomic import partial_path, write_atomically, write_error
 from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, read_documents
 from tlm_jax.data.store import OFFSET_DTYPE, SPLITS, TOKEN_DTYPES, document_tokens, shard_name
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
 
 UNITS = "units"  # directory of the results of finished units
-PARTIAL = ".partial-"  # in the names of files that are being written
 MAX_EXAMPLES = 20  # skipped documents that are told one by one
 _MIN_UNIT_BYTES = 1 << 20
 # Enough units to keep many workers busy, few enough that a store of any size has a few thousand shards.
 _MANY_UNITS = 2048
 _FLUSH_TOKENS = 1 << 20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class _ShardWriter:
         self._name, self._dtype = name, dtype
         self._path = output / f"{name}.tokens"
         self._offsets_path = output / f"{name}.offsets"
-        self._partial = _partial(self._path)
+        self._partial = partial_path(self._path)
         self._file = open(self._partial, "wb")  # noqa: SIM115 (closed by finish or discard)
         self._hash = hashlib.sha256()
         self._waiting: list[np.ndarray] = []
@@ -198,27 +196,3 @@ class _ShardWriter:
         with contextlib.suppress(OSError):  # of bytes still buffered on a full disk, which has been raised already
             self._file.close()
         self._partial.unlink(missing_ok=True)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    partial = _partial(path)
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def write_error(error: OSError, output: Path) -> UserError:
-    if error.errno in _NO_SPACE:
-        mend = "finished work is kept: make room and give the same command again"
-        return UserError("no space left to write", where=str(output), mend=mend)
-    return UserError(f"{error.strerror or error}", where=str(error.filename or output))

@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all, and what a failed write means to the user."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from tlm_jax.errors import UserError
+
+PARTIAL = ".partial-"  # in the names of files that are being written
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def partial_path(path: Path) -> Path:
+    """The name under which this process writes a file before it takes its own."""
+    return path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file by renaming: a crash at any instant leaves the old one or the new one."""
+    partial = partial_path(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_error(error: OSError, output: Path) -> UserError:
+    """The error to tell when writing below `output` failed."""
+    if error.errno in _NO_SPACE:
+        mend = "finished work is kept: make room and give the same command again"
+        return UserError("no space left to write", where=str(output), mend=mend)
+    return UserError(f"{error.strerror or error}", where=str(error.filename or output))

@@ -1,0 +1,43 @@
+"""`tlm tokenizer`: trains a SentencePiece tokenizer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tlm_jax.data.documents import DocumentFormat
+from tlm_jax.data.tokenizer import train_sentencepiece
+from tlm_jax.errors import EXIT_COMPLETE, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input", nargs="+", required=True, metavar="FILE", help="text or JSON Lines, plain or .gz; directories"
+    )
+    parser.add_argument("--vocab-size", type=int, required=True, help="number of ids, specials and bytes included")
+    parser.add_argument("--output", required=True, metavar="FILE.model", help="the model file to write")
+    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument("--sample-megabytes", type=int, default=1000, help="use about this much of larger inputs")
+    parser.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop", help="at a document that cannot be read (default: stop)"
+    )
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Trains the tokenizer and tells what to run next."""
+    if overrides:
+        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    if args.sample_megabytes < 1:
+        raise UserError(f"must be at least 1, not {args.sample_megabytes}", where="--sample-megabytes")
+    tokenizer = train_sentencepiece(
+        args.input,
+        args.output,
+        args.vocab_size,
+        layout=DocumentFormat(text_field=args.text_field),
+        sample_bytes=args.sample_megabytes * 1_000_000,
+        skip_problems=args.on_error == "skip",
+    )
+    print(f"{args.output}: {tokenizer.vocab_size:,} ids, sha256 {tokenizer.hash[:16]}")
+    print("next:")
+    print(f"  tlm prepare {' '.join(args.input)} --tokenizer={args.output} --output=STORE")
+    return EXIT_COMPLETE
