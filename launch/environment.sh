@@ -13,9 +13,10 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${TLM_VENV:-$ROOT/.venv}
 STAMP=$VENV/.tlm_requirements
 
-say() { printf '%s\n' "$*"; }
+say() { printf "%s\n" "$@"; }
 
 fail() {
+  if [ "${STOPPED:-0}" -eq 1 ]; then exit 75; fi # a command failed because of Ctrl-C
   printf '%s: error: %s\n' "$(basename "$0")" "$*" >&2
   exit 2
 }

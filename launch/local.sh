@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# From raw text to a report on this machine: tokenizer, token store, training, evaluation, samples, one HTML page.
+#
+#   launch/local.sh CONFIG [options] [--config.KEY=VALUE ...]
+#
+#   --output DIR      where everything goes (default: runs/NAME of CONFIG)
+#   --data FILE ...   text or JSON Lines, plain or .gz (default: the corpus of this repository)
+#   --prompt TEXT     begin a sample with this; may be repeated
+#   --no-twin         do not train the uniform twin (the same budget, all layers alike)
+#   --no-interrupt    do not stop and resume the first run on purpose
+#   --dry-run         print each command instead of running it
+#   --config.KEY=VALUE  passed to the training of both
+#
+# The same command again goes on with whatever was unfinished. Exit codes: 0 all done, 2 bad input (one line says
+# which), 75 stopped by Ctrl-C or SIGTERM and resumable. TLM_PYTHON, TLM_VENV: see launch/environment.sh.
+
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=environment.sh
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+usage() {
+  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
+}
+
+# --- the command line ---------------------------------------------------------------------------------------------------
+
+CONFIG='' OUTPUT='' TWIN=1 INTERRUPT=1 DRY_RUN=0
+DATA=() PROMPTS=() OVERRIDES=()
+COMMAND=$(printf '%q ' "$0" "$@")
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    --output=* | --prompt=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" && continue ;;
+    --output | --prompt)
+      [ $# -ge 2 ] || fail "$1 needs a value"
+      if [ "$1" = --output ]; then OUTPUT=$2; else PROMPTS+=("$2"); fi
+      shift
+      ;;
+    --data)
+      while [ $# -ge 2 ] && [ "${2#--}" = "$2" ]; do
+        [ -e "$2" ] || fail "--data: no such file: $2"
+        DATA+=("$2")
+        shift
+      done
+      [ ${#DATA[@]} -gt 0 ] || fail "--data needs at least one file"
+      ;;
+    --no-twin) TWIN=0 ;;
+    --no-interrupt) INTERRUPT=0 ;;
+    --dry-run) DRY_RUN=1 ;;
+    --config.*=*) OVERRIDES+=("$1") ;;
+    -*) fail "unknown option $1; --help lists them" ;;
+    *)
+      [ -z "$CONFIG" ] || fail "two configs, $CONFIG and $1; files of text go after --data"
+      CONFIG=$1
+      ;;
+  esac
+  shift
+done
+
+[ -n "$CONFIG" ] || fail "no config; try: launch/local.sh configs/quickstart.py"
+[ -f "$CONFIG" ] || fail "no such config file: $CONFIG"
+if [ ${#DATA[@]} -eq 0 ]; then DATA=("$ROOT"/corpus/*.jsonl.gz) && DATA=("${DATA[@]#"$PWD"/}"); fi
+if [ ${#PROMPTS[@]} -eq 0 ]; then PROMPTS=("The people of the United States" "Call me" "HAMLET."); fi
+NAME=$(basename "$CONFIG" .py)
+OUTPUT=${OUTPUT:-runs/$NAME}
+RUN=$OUTPUT/run UNIFORM=$OUTPUT/uniform STORE=$OUTPUT/store TOKENIZER=$OUTPUT/tokenizer.model
+
+# --- running, stopping, telling -----------------------------------------------------------------------------------------
+
+CHILD='' STOPPED=0
+
+# One signal reaches the command once: it runs in a process group of its own, and this passes the signal on.
+on_signal() {
+  STOPPED=1
+  if [ -n "$CHILD" ]; then kill -s "$1" "$CHILD" 2>/dev/null || true; fi
+}
+trap 'on_signal INT' INT
+trap 'on_signal TERM' TERM
+
+resumable() {
+  say "" "stopped; the same command goes on from here:" "  $COMMAND" >&2
+  exit 75
+}
+
+# Prints a command as one would type it.
+show() {
+  local word line=''
+  for word in "$@"; do
+    if [[ ! $word =~ ^[A-Za-z0-9_./:=,+@%-]+$ ]]; then word="'${word//\'/\'\\\'\'}'"; fi
+    line+=" $word"
+  done
+  say "\$$line"
+}
+
+start() {
+  set -m # a process group of its own
+  "$@" </dev/null &
+  CHILD=$!
+  set +m
+}
+
+# Waits for the command to end; a signal interrupts `wait`, not the command.
+finish() {
+  local status=0
+  wait "$CHILD" || status=$?
+  while kill -0 "$CHILD" 2>/dev/null; do
+    status=0
+    wait "$CHILD" || status=$?
+  done
+  CHILD=''
+  return "$status"
+}
+
+# Ends the script unless the command was a success.
+check() {
+  local status=$1
+  shift
+  if [ "$STOPPED" -eq 1 ] || [ "$status" -eq 75 ] || [ "$status" -eq 130 ]; then resumable; fi
+  if [ "$status" -ne 0 ]; then
+    printf 'local.sh: %s ended with exit code %d\n' "$1 $2" "$status" >&2
+    exit "$status"
+  fi
+}
+
+run() {
+  local status=0
+  show "$@"
+  if [ "$DRY_RUN" -eq 1 ]; then return; fi
+  start "$@"
+  finish || status=$?
+  check "$status" "$@"
+}
+
+heading() { say "" "== $1 ($((SECONDS / 60)) min $((SECONDS % 60)) s)"; }
+
+# The last step in a run's metrics, 0 before the first.
+last_step() {
+  local step=''
+  if [ -f "$1/metrics.jsonl" ]; then step=$(tail -n 1 "$1/metrics.jsonl" | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p'); fi
+  say "${step:-0}"
+}
+
+# Trains, but stops the command halfway as a preemption would, sees that it exits with 75, and leaves the rest to `run`.
+train_halfway() {
+  local status=0 half=$((NUM_STEPS / 2))
+  say "local.sh: this is stopped on purpose at about step $half, as a preemption would; then it goes on"
+  show "$@"
+  if [ "$DRY_RUN" -eq 1 ]; then return; fi
+  start "$@"
+  while kill -0 "$CHILD" 2>/dev/null; do
+    if [ "$(last_step "$RUN")" -ge "$half" ]; then
+      say "local.sh: sending SIGTERM; the run must save and exit with 75"
+      kill -TERM "$CHILD" 2>/dev/null || true
+      break
+    fi
+    sleep 1 || true # Ctrl-C ends it
+  done
+  finish || status=$?
+  if [ "$STOPPED" -eq 0 ] && [ "$status" -eq 75 ]; then
+    say "local.sh: it exited with 75 at step $(last_step "$RUN"); the same command resumes it"
+  else
+    check "$status" "$@"
+  fi
+}
+
+# --- the work -----------------------------------------------------------------------------------------------------------
+
+heading "environment"
+if [ "$DRY_RUN" -eq 1 ]; then
+  show "$ROOT/launch/environment.sh"
+  if [ -x "$VENV/bin/tlm" ]; then PATH=$VENV/bin:$PATH; fi
+else
+  setup_environment
+fi
+
+# The keys of the config that this script needs. A dry run without an environment shows placeholders.
+SCHEDULE=SCHEDULE VOCAB_SIZE=VOCAB_SIZE NUM_STEPS=0
+if [ "$DRY_RUN" -eq 0 ] || command -v tlm >/dev/null; then
+  KEYS=$(
+    python - "$CONFIG" ${OVERRIDES[@]+"${OVERRIDES[@]}"} <<'PYTHON'
+import sys
+from tlm_jax.config import load_config
+from tlm_jax.errors import UserError
+try:
+    c = load_config(sys.argv[1], sys.argv[2:])
+except UserError as error:
+    sys.exit(f"local.sh: error: {error}")
+print(c.profile.schedule, c.model.vocab_size, c.train.num_steps)
+PYTHON
+  ) || exit 2
+  read -r SCHEDULE VOCAB_SIZE NUM_STEPS <<<"$KEYS"
+fi
+if [ "$SCHEDULE" = uniform ]; then TWIN=0; fi
+TRAIN=(tlm train "--config=$CONFIG" "--workdir=$RUN" "--config.data.store=$STORE" ${OVERRIDES[@]+"${OVERRIDES[@]}"})
+TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.schedule=uniform "--config.name=$NAME-uniform")
+RUNS=("$RUN")
+if [ "$TWIN" -eq 1 ]; then RUNS+=("$UNIFORM"); fi
+if [ "$DRY_RUN" -eq 0 ]; then mkdir -p "$OUTPUT" || fail "cannot create $OUTPUT"; fi
+
+heading "text: ${#DATA[@]} files to tokens"
+if [ -f "$TOKENIZER" ]; then
+  say "$TOKENIZER is there"
+else
+  run tlm tokenizer --input "${DATA[@]}" "--vocab-size=$VOCAB_SIZE" "--output=$TOKENIZER"
+fi
+run tlm prepare "${DATA[@]}" "--tokenizer=$TOKENIZER" "--output=$STORE" --holdout=0.02
+
+heading "training: $SCHEDULE"
+if [ "$INTERRUPT" -eq 1 ] && [ "$(last_step "$RUN")" -eq 0 ]; then train_halfway "${TRAIN[@]}"; fi
+run "${TRAIN[@]}"
+if [ "$TWIN" -eq 1 ]; then
+  heading "training: its uniform twin, the same budget"
+  run "${TRAIN_TWIN[@]}"
+fi
+
+heading "evaluation and samples, from the checkpoints alone"
+for each in "${RUNS[@]}"; do
+  if [ ! "$each/evaluation.json" -nt "$each/metrics.jsonl" ]; then
+    run tlm eval "--checkpoint=$each" --baselines "--output=$each/evaluation.json"
+  fi
+  if [ ! "$each/samples.json" -nt "$each/metrics.jsonl" ]; then
+    run tlm generate "--checkpoint=$each" "${PROMPTS[@]/#/--prompt=}" --max-tokens=80 "--output=$each/samples.json"
+  fi
+done
+
+heading "report"
+run tlm report "${RUNS[@]}" "--output=$OUTPUT/report.html"
+
+heading "done"
+say "look at next:" \
+  "  $OUTPUT/report.html          curves, profiles, budgets, samples; opens offline in a browser" \
+  "  $RUN/evaluation.json         held-out loss and bits per byte, beside gzip and a bigram model" \
+  "  tlm generate --checkpoint=$RUN --prompt='My fellow citizens'" \
+  "  tlm profile --config=$CONFIG  the layers, before any training" \
+  "  launch/test.sh               the tests"
+if [ "$DRY_RUN" -eq 0 ]; then say "the commands tlm and python are in $VENV/bin: . $VENV/bin/activate"; fi
