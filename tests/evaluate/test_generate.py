@@ -1,0 +1,193 @@
+"""Generation with the cache equals the uncached forward; batches, padding, seeds, stops, compilations."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tlm_jax.capacity.profile import Profile
+from tlm_jax.capacity.shape import LayerShape
+from tlm_jax.config import default_config
+from tlm_jax.data.tokenizer import ByteTokenizer
+from tlm_jax.errors import UserError
+from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
+from tlm_jax.evaluate.sampling import Sampling
+from tlm_jax.model.decoder import init_cache
+from tlm_jax.model.functional import FunctionalDecoder
+from tlm_jax.model.settings import settings_from_config
+
+TOKENIZER = ByteTokenizer()
+VOCAB = 272  # more than the tokenizer's 259
+# A stacked run, then a layer of its own width, heads and head_dim.
+PROFILE = Profile(
+    (
+        LayerShape(d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8),
+        LayerShape(d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8),
+        LayerShape(d_model=32, d_ff=32, num_heads=2, num_kv_heads=1, head_dim=12),
+    ),
+    VOCAB,
+    32,
+)
+GREEDY, DRAWN = Sampling(temperature=0), Sampling(0.9, 40, 0.95)
+PROMPTS = ["", "a", "The quick brown fox jumps", "to be or not to be, that is the question: whether"]
+NEW = 12
+
+
+def make_model():
+    config = default_config()
+    config.model.init_scale = 2.5  # far from uniform predictions
+    return FunctionalDecoder(PROFILE, settings_from_config(config, "cpu"))
+
+
+MODEL = make_model()
+PARAMETERS = jax.jit(MODEL.init)(jax.random.key(7))
+ENCODED = encode_prompts(PROMPTS, TOKENIZER, NEW, 128)
+
+
+@functools.cache  # each compiles
+def make_generator(sampling=GREEDY, batch_size=4, prompt_tokens=max(map(len, ENCODED)), max_new_tokens=NEW):  # noqa: B008
+    return Generator(
+        MODEL,
+        PARAMETERS,
+        TOKENIZER,
+        sampling,
+        batch_size=batch_size,
+        prompt_tokens=prompt_tokens,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def stream(generator, prompts=ENCODED, seed=0):
+    """[prompts, new tokens]."""
+    keys = jax.random.split(jax.random.key(seed), len(prompts))
+    return np.stack(list(generator.stream(prompts, keys)), axis=1)
+
+
+@jax.jit
+def uncached_logits(tokens_T, length):
+    """Logits after the first `length` tokens, by the whole forward pass; padded on the right, which causality hides."""
+    model = MODEL.bind(PARAMETERS)
+    positions = jnp.arange(tokens_T.size)[None]
+    hidden, _ = model.hidden(tokens_T[None], model.at(positions, jnp.ones_like(positions)))
+    return model.logits(hidden)[0, length - 1]
+
+
+def uncached_greedy(prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = np.array(uncached_logits(jnp.asarray(np.pad(tokens, (0, 96 - len(tokens)))), len(tokens)))
+        logits[[TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
+        logits[TOKENIZER.vocab_size :] = -np.inf
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_equals_the_uncached_forward_token_by_token():
+    generated = stream(make_generator())
+    assert generated.shape == (len(PROMPTS), NEW)
+    for row, prompt in enumerate(ENCODED):
+        assert generated[row].tolist() == uncached_greedy(prompt, NEW)
+    assert len(set(map(tuple, generated))) == len(PROMPTS)  # the prompts matter
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
+def test_a_batch_equals_one_by_one(sampling):
+    keys = jax.random.split(jax.random.key(0), len(PROMPTS))
+    together = stream(make_generator(sampling))
+    for row, prompt in enumerate(ENCODED):
+        # Two lengths of padding: the short prompts fit one block.
+        alone = make_generator(sampling, batch_size=1, prompt_tokens=16 if len(prompt) <= 16 else len(ENCODED[-1]))
+        tokens = [int(token[0]) for token in alone.stream([prompt], keys[row : row + 1])]
+        assert tokens == together[row].tolist()
+
+
+def test_completions_do_not_depend_on_the_batch_size():
+    texts = [
+        [c.text for c in complete(make_generator(DRAWN, batch_size), ENCODED, TOKENIZER, seed=3)]
+        for batch_size in (1, 3, 4)
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_seeds_reproduce_and_differ():
+    same = [ENCODED[1]] * 2
+    first, again, other = (
+        [c.text for c in complete(make_generator(DRAWN), same, TOKENIZER, seed=seed)] for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert first[0] != first[1]  # equal prompts of one call draw apart
+
+
+def test_prefill_and_decode_compile_once_for_all_batches():
+    generator = make_generator(DRAWN)
+    complete(generator, [*ENCODED, ENCODED[0]], TOKENIZER, seed=0)
+    complete(generator, ENCODED[:2], TOKENIZER, seed=1)
+    assert (generator.prefill._cache_size(), generator.decode._cache_size()) == (1, 1)
+
+
+def test_the_cache_is_sized_by_layer():
+    cache = init_cache(PROFILE, MODEL.settings, batch=3, length=20)
+    assert {name: layer["k"].shape for name, layer in cache.items()} == {
+        "layers_0_to_1": (2, 3, 2, 20, 8),
+        "layer_2": (3, 1, 20, 12),
+    }
+    values = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    assert values == 3 * 20 * PROFILE.kv_cache_bytes_per_token(bytes_per_value=4)
+
+
+def test_specials_and_ids_beyond_the_tokenizer_are_never_drawn():
+    generated = stream(make_generator(Sampling(temperature=50.0), max_new_tokens=40))  # close to uniform
+    assert generated.max() < TOKENIZER.vocab_size
+    assert not np.isin(generated, [TOKENIZER.bos_id, TOKENIZER.pad_id]).any()
+
+
+class Letters(ByteTokenizer):
+    """Every id is a letter, so that any output is text."""
+
+    def id_bytes(self, token_id):
+        return bytes([97 + token_id % 26])
+
+
+def test_a_stop_string_ends_a_completion_and_its_batch(monkeypatch):
+    prompts, tokenizer = ENCODED[2:], Letters()
+    greedy = complete(make_generator(), prompts, tokenizer, seed=0)
+    assert [c.finish_reason for c in greedy] == ["length", "length"]
+    texts = [c.text for c in greedy]
+    stops = [texts[0][2:4], texts[1][5:7]]
+    cuts = [min(text.find(stop) for stop in stops if stop in text) for text in texts]
+
+    steps, said = [], ["", ""]
+    original = Generator.stream
+
+    def counted(self, prompts, keys):
+        for tokens in original(self, prompts, keys):
+            steps.append(tokens)
+            yield tokens
+
+    def hear(index, piece):
+        assert piece
+        said[index] += piece
+
+    monkeypatch.setattr(Generator, "stream", counted)
+    stopped = complete(make_generator(), prompts, tokenizer, seed=0, stop=stops, on_text=hear)
+    assert [c.finish_reason for c in stopped] == ["stop", "stop"]
+    assert said == [c.text for c in stopped] == [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
+    assert len(steps) == max(cuts) + 2 < NEW  # the last row's stop ends the batch
+
+
+def test_one_new_token():
+    assert stream(make_generator(max_new_tokens=1)).tolist() == [[uncached_greedy(p, 1)[0]] for p in ENCODED]
+
+
+def test_prompts_begin_a_document_and_must_fit():
+    assert encode_prompts(["", "é"], TOKENIZER, 1, 8) == [[TOKENIZER.bos_id], [TOKENIZER.bos_id, *"é".encode()]]
+    assert len(encode_prompts(["1234567"], TOKENIZER, 2, 10)[0]) == 8
+    with pytest.raises(UserError, match=r"prompt 2: 9 tokens and 2 new ones .* context of 10; at most .*=1 fit"):
+        encode_prompts(["ok", "12345678"], TOKENIZER, 2, 10)
+    with pytest.raises(UserError, match=r"2 problems: .*prompt 1: not valid UTF-8.*prompt 2: .*shorten it"):
+        encode_prompts(["\ud800", "x" * 10], TOKENIZER, 2, 10)
