@@ -1,0 +1,1 @@
+"""One HTML page about one or more runs."""

@@ -1,0 +1,365 @@
+"""The page: one section after the other, most important first."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from html import escape
+
+from tlm_jax import __version__
+from tlm_jax.capacity.budget import LABELS
+from tlm_jax.report import elements
+from tlm_jax.report.charts import Line, chart, colour, loss_limits, smoothed
+from tlm_jax.report.comparison import difference, differing_keys, seed_spread
+from tlm_jax.report.runs import Record, Run, number
+from tlm_jax.report.style import STYLE
+
+_BASELINES = {"gzip_bits_per_byte": "gzip -9", "bigram_bits_per_byte": "bigram model"}
+
+
+def build(runs: Sequence[Run]) -> str:
+    """The report on `runs` as one HTML document that refers to nothing outside itself."""
+    names = [run.name for run in runs]
+    title = " · ".join(names)
+    body = "".join(
+        [
+            f'<header><h1>{escape(title)}</h1><p class="lead">{escape(_lead(runs))}</p>{_cards(runs)}</header>\n',
+            _notes(runs),
+            _differences(runs),
+            _loss(runs),
+            _profiles(runs),
+            _final(runs),
+            _speed(runs),
+            _samples(runs),
+            _configs(runs),
+            f"<footer>tlm_jax {escape(__version__)}</footer>",
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    count = "One training run" if len(runs) == 1 else f"{len(runs)} training runs"
+    return f"{count}: loss, budgets, speed and samples."
+
+
+def _cards(runs: Sequence[Run]) -> str:
+    return f'<div class="runs">{"".join(_card(index, run) for index, run in enumerate(runs))}</div>'
+
+
+def _card(index: int, run: Run) -> str:
+    measured, source = run.final
+    bits = number(measured.get("bits_per_byte")) if measured is not None else None
+    loss = number(measured.get("loss")) if measured is not None else None
+    step, num_steps = (run.records[-1]["step"] if run.records else 0), run.config.get("train.num_steps")
+    progress = f"{step:,}" if step == num_steps else f"{step:,} of {num_steps:,}" if num_steps else f"{step:,}"
+    facts = [
+        ("schedule", _schedule(run)),
+        ("parameters", elements.short(run.profile.parameters)),
+        ("training tokens", elements.short(run.last("tokens"))),
+        ("training compute", elements.short(run.last("train_flops"), "FLOP")),
+        ("steps", progress),
+    ]
+    listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts)
+    unit = f"held-out bits per byte ({source}); loss {elements.decimal(loss)}" if source else "no held-out numbers yet"
+    return (
+        f'<div class="run" style="--colour: {colour(index)}"><div class="name">{escape(run.name)}</div>'
+        f'<div class="figure">{elements.decimal(bits)}</div><div class="unit">{escape(unit)}</div>'
+        f'<dl class="facts">{listed}</dl></div>'
+    )
+
+
+def _schedule(run: Run) -> str:
+    widths = [layer.d_ff for layer in run.profile.layers]
+    ends = f"{widths[0]}" if len(set(widths)) == 1 else f"{widths[0]} → {widths[-1]}"
+    return f"{run.config.get('profile.schedule', 'profile')}, d_ff {ends}"
+
+
+def _notes(runs: Sequence[Run]) -> str:
+    items = [f"<li><b>{escape(run.name)}</b>: {escape(note)}</li>" for run in runs for note in run.notes]
+    return f'<section class="notes"><h2>Notes</h2><ul class="small">{"".join(items)}</ul></section>\n' if items else ""
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    """Each run against the first, with the budgets, and what may be concluded."""
+    if len(runs) < 2:
+        return ""
+    first, parts = runs[0], []
+    for run in runs[1:]:
+        found = difference(first, run)
+        name, other = f"<b>{escape(run.name)}</b>", f"<b>{escape(first.name)}</b>"
+        if found.budgets:
+            budget = f"The budgets are <b>not equal</b>: they differ in {escape(', '.join(found.budgets))}."
+        else:
+            budget = "The budgets are equal: parameters, training FLOPs per token and training tokens are the same."
+        if found.loss is None:
+            measured = f"The held-out loss cannot be compared: {escape(found.reason or 'it is missing')}."
+        else:
+            bits = "" if found.bits_per_byte is None else f", {_signed(found.bits_per_byte)} bits per byte"
+            measured = (
+                f"Held-out difference ({escape(found.source)}): <b>{_signed(found.loss)} nats per token{bits}</b>."
+            )
+        parts.append(f"<p>{name} less {other}. {measured} {budget}</p>")
+    spread = seed_spread(runs)
+    if spread is None:
+        caution = (
+            "Each configuration was trained with one seed, so this difference is an observation and no winner: "
+            "another seed alone could move the loss by as much. Train each with several seeds before concluding."
+        )
+    else:
+        caution = (
+            f"Runs here that differ only in their seeds are up to {spread:.4f} nats apart. "
+            "A difference that is not clearly larger than this says nothing about the configurations."
+        )
+    return elements.section("Difference", *parts, elements.paragraph(caution, "soft"), _difference_chart(runs))
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _difference_chart(runs: Sequence[Run]) -> str:
+    """Held-out loss less the first run's, where both were validated after as many tokens."""
+    base = {record.get("tokens"): validation["loss"] for record, validation in runs[0].validations()}
+    lines = []
+    for index, run in enumerate(runs[1:], 1):
+        points = [
+            (float(record["tokens"]), validation["loss"] - base[record["tokens"]])
+            for record, validation in run.validations()
+            if number(record.get("tokens")) is not None and record["tokens"] in base
+        ]
+        if len(points) > 1:
+            lines += [Line(index, points), Line(index, points, "dots")]
+    if not lines:
+        return ""
+    drawn = chart(
+        lines,
+        title=f"Held-out loss less that of {runs[0].name}, over training tokens",
+        x_label="training tokens",
+        y_label=f"held-out loss − {_clipped(runs[0].name)}, nats per token",
+        zero=True,
+    )
+    return elements.legend([run.name for run in runs]) + elements.figure(
+        drawn, "Below zero: lower loss than the first run."
+    )
+
+
+def _clipped(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"
+
+
+def _loss(runs: Sequence[Run]) -> str:
+    """Loss over tokens and over FLOPs: training smoothed over its raw values, held-out as dots."""
+    figures = []
+    for key, over in (("tokens", "training tokens"), ("train_flops", "training FLOPs, causal")):
+        raw, smooth, dots = [], [], []
+        for run in runs:
+            pairs = [(number(record.get(key)), loss) for record, loss in run.series("loss")]
+            raw.append([(x, y) for x, y in pairs if x is not None])
+            smooth.append(smoothed(raw[-1]))
+            held_out = [(number(record.get(key)), float(v["loss"])) for record, v in run.validations()]
+            dots.append([(x, y) for x, y in held_out if x is not None])
+        if not any(raw):
+            continue
+        lines = [Line(i, points, "faint") for i, points in enumerate(raw)]
+        lines += [Line(i, points) for i, points in enumerate(smooth)]
+        lines += [Line(i, points, "dots") for i, points in enumerate(dots)]
+        drawn = chart(
+            lines,
+            title=f"Loss over {over}",
+            x_label=over,
+            y_label="loss, nats per token",
+            limits=loss_limits(smooth, dots),
+        )
+        figures.append(elements.figure(drawn, f"Loss over {over}."))
+    if not figures:
+        return elements.section("Loss", elements.paragraph("No losses were logged.", "soft"))
+    how = "Lines: training loss, smoothed, over the loss of each step. Dots: held-out loss."
+    return elements.section(
+        "Loss", elements.paragraph(how, "soft small"), elements.legend([run.name for run in runs]), *figures
+    )
+
+
+def _profiles(runs: Sequence[Run]) -> str:
+    """The widths drawn, the budgets, and the widths as numbers."""
+    names = [run.name for run in runs]
+    lines = [
+        Line(index, [(float(i), float(layer.d_ff)) for i, layer in enumerate(run.profile.layers)], "steps")
+        for index, run in enumerate(runs)
+    ]
+    drawn = chart(
+        lines, title="d_ff by layer", x_label="layer, from input to output", y_label="d_ff", zero=True, integer_x=True
+    )
+    budgets = [run.budget for run in runs]
+    rows = [(label, [f"{budget[key]:,}" for budget in budgets]) for key, label in LABELS.items()]
+    depth = max(len(run.profile.layers) for run in runs)
+    widths = [
+        (f"layer {i}", [f"{run.profile.layers[i].d_ff:,}" if i < len(run.profile.layers) else "" for run in runs])
+        for i in range(depth)
+    ]
+    lengths = dict.fromkeys(str(run.config["data.sequence_length"]) for run in runs)
+    note = f"FLOPs count matmuls, two per multiply-add, at a sequence length of {' and '.join(lengths)}."
+    return elements.section(
+        "Profiles and budgets",
+        elements.legend(names),
+        elements.figure(drawn, "MLP width by layer."),
+        elements.table(names, rows),
+        elements.paragraph(note, "soft small"),
+        elements.fold("d_ff of every layer", elements.table(names, widths)),
+    )
+
+
+def _final(runs: Sequence[Run]) -> str:
+    """Held-out numbers beside the baselines."""
+    measured = [run.final for run in runs]
+    baselines = [_baselines(values) for values, _ in measured]
+    rows: list[tuple[str, Sequence[str]]] = []
+
+    def row(label: str, of: Callable[[Record], str]) -> None:
+        rows.append((label, [of(values) if values is not None else elements.MISSING for values, _ in measured]))
+
+    row("bits per byte", lambda values: elements.decimal(number(values.get("bits_per_byte"))))
+    row("loss, nats per token", lambda values: elements.decimal(number(values.get("loss"))))
+    row("perplexity", lambda values: elements.decimal(number(values.get("perplexity")), 2))
+    for key, label in _BASELINES.items():
+        if any(key in found for found in baselines):
+            rows.append((f"{label}, bits per byte", [elements.decimal(found.get(key)) for found in baselines]))
+            rows.append(
+                (
+                    f"ratio to {label}",
+                    [_ratio(v, found.get(key)) for (v, _), found in zip(measured, baselines, strict=True)],
+                )
+            )
+    row("held-out tokens", lambda values: elements.count(number(values.get("tokens"))))
+    row("held-out bytes", lambda values: elements.count(number(values.get("bytes"))))
+    rows.append(("measured by", [source or elements.MISSING for _, source in measured]))
+    rows.append(("training loss, smoothed", [elements.decimal(_last_smoothed(run)) for run in runs]))
+    return elements.section("Final numbers", _bars(runs, baselines), elements.table([run.name for run in runs], rows))
+
+
+def _baselines(values: Record | None) -> dict[str, float]:
+    given = values.get("baselines") if values is not None else None
+    found = {key: number(given.get(key)) for key in _BASELINES} if isinstance(given, dict) else {}
+    return {key: value for key, value in found.items() if value is not None and value > 0}
+
+
+def _ratio(values: Record | None, baseline: float | None) -> str:
+    bits = number(values.get("bits_per_byte")) if values is not None else None
+    return elements.MISSING if bits is None or baseline is None else f"{bits / baseline:.3f}"
+
+
+def _last_smoothed(run: Run) -> float | None:
+    points = smoothed([(float(record["step"]), loss) for record, loss in run.series("loss")])
+    return points[-1][1] if points else None
+
+
+def _bars(runs: Sequence[Run], baselines: Sequence[dict[str, float]]) -> str:
+    """Bits per byte of the runs and of the baselines, as bars."""
+    values = []
+    for index, run in enumerate(runs):
+        measured, _ = run.final
+        bits = number(measured.get("bits_per_byte")) if measured is not None else None
+        if bits is not None:
+            values.append((run.name, bits, colour(index)))
+    for key, label in _BASELINES.items():
+        for bits in dict.fromkeys(found[key] for found in baselines if key in found):
+            values.append((label, bits, "var(--soft)"))
+    if not values:
+        return elements.paragraph("No held-out numbers yet.", "soft")
+    return elements.paragraph("Held-out bits per byte; lower is better.", "soft small") + elements.bars(values)
+
+
+def _speed(runs: Sequence[Run]) -> str:
+    def median(run: Run, key: str) -> float | None:
+        values = [value for _, value in run.series(key)]
+        return statistics.median(values) if values else None
+
+    def wait(run: Run) -> float | None:
+        pairs = [(value, number(record.get("step_seconds"))) for record, value in run.series("data_wait_seconds")]
+        shares = [waited / seconds for waited, seconds in pairs if seconds]
+        return statistics.median(shares) if shares else None
+
+    def memory(run: Run) -> float | None:
+        return max((value for _, value in run.series("memory_bytes")), default=None)
+
+    rows = [
+        ("tokens per second", [elements.count(median(run, "tokens_per_second")) for run in runs]),
+        ("seconds per step", [elements.decimal(median(run, "step_seconds"), 3) for run in runs]),
+        ("MFU, causal FLOPs", [elements.percent(median(run, "mfu_causal")) for run in runs]),
+        ("MFU, full-attention FLOPs", [elements.percent(median(run, "mfu_full")) for run in runs]),
+        ("waiting for data", [elements.percent(wait(run)) for run in runs]),
+        ("largest memory per device", [elements.short(memory(run), "B") for run in runs]),
+        ("skipped steps", [elements.count(run.last("skipped_steps")) for run in runs]),
+    ]
+    lines = [
+        Line(index, [(float(record["step"]), norm) for record, norm in run.series("gradient_norm")])
+        for index, run in enumerate(runs)
+    ]
+    drawn = ""
+    if any(line.points for line in lines):
+        lines = [Line(line.run, smoothed(line.points)) for line in lines]
+        picture = chart(
+            lines,
+            title="Gradient norm over steps",
+            x_label="step",
+            y_label="global gradient norm, before clipping",
+            limits=loss_limits([line.points for line in lines], []),
+        )
+        drawn = elements.legend([run.name for run in runs]) + elements.figure(
+            picture, "Norm of the gradient, smoothed."
+        )
+    note = elements.paragraph("Medians over the logged windows, compilation left out.", "soft small")
+    return elements.section("Speed and stability", elements.table([run.name for run in runs], rows), note, drawn)
+
+
+def _samples(runs: Sequence[Run]) -> str:
+    parts = []
+    for index, run in enumerate(runs):
+        for sample in run.samples:
+            settings = [
+                f"{k} {v}" for k, v in sample.items() if k not in ("prompt", "completion", "text") and _plain(v)
+            ]
+            head = escape(" · ".join([run.name, *settings]))
+            text = f"<b>{escape(str(sample.get('prompt', '')))}</b>{escape(str(sample['completion']))}"
+            parts.append(
+                f'<div class="sample" style="--colour: {colour(index)}"><div class="small soft">{head}</div>'
+                f'<div class="text">{text}</div></div>'
+            )
+    if not parts:
+        return ""
+    return elements.section("Samples", elements.paragraph("Prompts in bold.", "soft small"), *parts)
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _configs(runs: Sequence[Run]) -> str:
+    names = [run.name for run in runs]
+
+    def rows(keys: Sequence[str]) -> list[tuple[str, list[str]]]:
+        return [(key, [_value(run, key) for run in runs]) for key in keys]
+
+    parts = []
+    if len(runs) > 1:
+        differing = differing_keys(runs)
+        parts.append(
+            elements.table(names, rows(differing), "text")
+            if differing
+            else elements.paragraph("The configurations are the same.", "soft")
+        )
+    every = list(dict.fromkeys(key for run in runs for key in run.config))
+    parts.append(elements.fold("Every key", elements.table(names, rows(every), "text")))
+    return elements.section("Configuration" if len(runs) == 1 else "Differences of configuration", *parts)
+
+
+def _value(run: Run, key: str) -> str:
+    if key not in run.config:
+        return elements.MISSING
+    value = run.config[key]
+    return value if isinstance(value, str) and value else json.dumps(value)

@@ -1,0 +1,196 @@
+"""A run as the report reads it: its config, profile, metrics, evaluation and samples, with notes on what is amiss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tlm_jax.capacity.budget import budget
+from tlm_jax.capacity.profile import Profile
+from tlm_jax.errors import UserError
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one work directory holds.
+
+    Attributes:
+      name: the config's name, made unique among the runs of a report.
+      directory: where it was read.
+      config: every key, dotted, with its value.
+      profile: the layers.
+      records: the lines of `metrics.jsonl`, one a step, steps rising.
+      evaluation: `evaluation.json`, or None.
+      samples: `samples.json`, or none.
+      notes: what is missing or damaged and was left out, for the reader of the page.
+    """
+
+    name: str
+    directory: str
+    config: Mapping[str, Any]
+    profile: Profile
+    records: Sequence[Record]
+    evaluation: Record | None
+    samples: Sequence[Record]
+    notes: Sequence[str]
+
+    def series(self, key: str) -> list[tuple[Record, float]]:
+        """The records in which `key` has a finite value, each with the value."""
+        found = ((record, number(record.get(key))) for record in self.records)
+        return [(record, value) for record, value in found if value is not None]
+
+    def validations(self) -> list[tuple[Record, Record]]:
+        """The records with a validation loss, each with its validation."""
+        found = ((record, record.get("validation")) for record in self.records)
+        return [(r, v) for r, v in found if isinstance(v, dict) and number(v.get("loss")) is not None]
+
+    def last(self, key: str) -> float | None:
+        """The last finite value of `key`."""
+        values = self.series(key)
+        return values[-1][1] if values else None
+
+    @property
+    def final(self) -> tuple[Record | None, str]:
+        """The held-out numbers of the run and their source: the evaluation, else the last validation."""
+        if self.evaluation is not None:
+            return self.evaluation, "evaluation"
+        validations = self.validations()
+        return (validations[-1][1], "last validation") if validations else (None, "")
+
+    @property
+    def budget(self) -> dict[str, int]:
+        """The profile's totals at the config's sequence length."""
+        return budget(self.profile, self.config["data.sequence_length"])
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, or None if it is anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def load_runs(directories: Sequence[str]) -> list[Run]:
+    """Reads the runs of a report and gives each a name of its own.
+
+    Raises:
+      UserError: a directory without a readable `config.json`, `profile.json` or `metrics.jsonl`.
+    """
+    runs = [load_run(directory) for directory in directories]
+    named: list[Run] = []
+    for run in runs:
+        name = run.name
+        if sum(other.name == run.name for other in runs) > 1:
+            name = f"{run.name} ({Path(run.directory).name})"
+        taken = [other.name for other in named]
+        unique = next(c for c in (name, *(f"{name} #{i}" for i in range(2, len(runs) + 1))) if c not in taken)
+        named.append(dataclasses.replace(run, name=unique))
+    return named
+
+
+def load_run(directory: str) -> Run:
+    """Reads one work directory.
+
+    Raises:
+      UserError: `config.json`, `profile.json` or `metrics.jsonl` is missing, or one of the first two is damaged.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        raise UserError("no such run directory", where=directory)
+    config = _config(root / "config.json")
+    profile = Profile.from_json(_text(root / "profile.json"), where=str(root / "profile.json"))
+    notes: list[str] = []
+    records = _records(root / "metrics.jsonl", notes)
+    evaluation = _optional(root / "evaluation.json", dict, notes)
+    if evaluation is not None and number(evaluation.get("loss")) is None:
+        notes.append("evaluation.json has no loss; it is left out.")
+        evaluation = None
+    samples = _optional(root / "samples.json", list, notes) or []
+    usable = [sample for sample in samples if isinstance(sample, dict) and "completion" in sample]
+    if len(usable) < len(samples):
+        notes.append(f"{len(samples) - len(usable)} entries of samples.json have no completion; they are left out.")
+    name = str(config.get("name") or root.resolve().name)
+    return Run(name, directory, config, profile, records, evaluation, usable, notes)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError("missing", where=str(path), mend="give a work directory of `tlm train`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(_text(path))
+    except ValueError as error:
+        raise UserError(f"not JSON: {error}", where=str(path)) from error
+
+    def leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    if not isinstance(values, dict):
+        raise UserError("not a config", where=str(path))
+    flat = dict(leaves(values, ""))
+    length = flat.get("data.sequence_length")
+    if not isinstance(length, int) or length <= 0:
+        raise UserError("not a config: data.sequence_length is not a positive integer", where=str(path))
+    return flat
+
+
+def _records(path: Path, notes: list[str]) -> list[Record]:
+    """The steps of `metrics.jsonl`, the last of each if one comes twice; what cannot be read is noted."""
+    lines = _text(path).splitlines()
+    by_step: dict[int, Record] = {}
+    damaged, repeated = [], 0
+    for index, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        step = record.get("step") if isinstance(record, dict) else None
+        if not isinstance(record, dict) or not isinstance(step, int):
+            damaged.append(index)
+            continue
+        repeated += step in by_step
+        by_step[step] = record
+    if damaged == [len(lines)]:
+        notes.append("The last line of metrics.jsonl is incomplete; it is left out.")
+    elif damaged:
+        notes.append(
+            f"{len(damaged)} lines of metrics.jsonl are damaged, the first is line {damaged[0]}; they are left out."
+        )
+    if repeated:
+        notes.append(f"{repeated} steps of metrics.jsonl come more than once; the last of each is shown.")
+    if not by_step:
+        notes.append("metrics.jsonl has no steps yet.")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _optional(path: Path, kind: type, notes: list[str]) -> Any:
+    """A JSON file that a run may lack; None with a note where it cannot be used."""
+    if not path.exists():
+        notes.append(f"There is no {path.name}.")
+        return None
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, UserError):
+        value = None
+    if not isinstance(value, kind):
+        notes.append(f"{path.name} is damaged; it is left out.")
+        return None
+    return value
