@@ -105,8 +105,7 @@ class Generator:
             {
                 "positions": positions_BP,
                 "segment_ids": segment_ids_BP,
-                "write_index": jnp.int32(0),
-                "cache_segment_ids": segment_ids_BS,
+                "slots": {"write_index": jnp.int32(0), "segment_ids": segment_ids_BS},
             },
             cache,
         )
@@ -131,8 +130,7 @@ class Generator:
             {
                 "positions": (state["lengths_B"] + drawn - 1)[:, None],
                 "segment_ids": jnp.ones_like(tokens_B)[:, None],
-                "write_index": slot,
-                "cache_segment_ids": segment_ids_BS,
+                "slots": {"write_index": slot, "segment_ids": segment_ids_BS},
             },
             state["cache"],
         )

@@ -20,7 +20,7 @@ from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model.layers import Block, LayerCache, Positions, RMSNorm, parameter
 from tlm_jax.model.loss import cross_entropy_sum
 from tlm_jax.model.settings import ModelSettings
-from tlm_jax.parallel.rules import pin_batch
+from tlm_jax.parallel.rules import gather_whole, pin_batch
 
 # Folded into the key in the place of a layer's number, so that it depends on no depth.
 OUTSIDE_LAYERS = 2**31 - 1
@@ -105,7 +105,7 @@ class Decoder(nnx.Module):
         self, tokens_BT: jax.Array, at: Positions, cache: dict[str, LayerCache] | None = None
     ) -> tuple[jax.Array, dict[str, LayerCache]]:
         """Final hidden states [B, T, D] in the compute dtype, normalised; and the updated cache (empty without one)."""
-        x_BTD = pin_batch(self.embedding[...].astype(self.settings.dtype)[tokens_BT])
+        x_BTD = pin_batch(gather_whole(self.embedding[...].astype(self.settings.dtype))[tokens_BT])
         updated: dict[str, LayerCache] = {}
         for run in self.runs:
             block_definition, weights = nnx.split(getattr(self, run.name))
@@ -154,8 +154,7 @@ class Decoder(nnx.Module):
         return {
             "positions": positions_BT,
             "segment_ids": segment_ids_BT,
-            "write_index": None,
-            "cache_segment_ids": None,
+            "slots": None,
         }
 
 
@@ -163,7 +162,7 @@ def init_cache(profile: Profile, settings: ModelSettings, batch: int, length: in
     """An empty key/value cache of `length` slots, each layer at its own heads and head_dim, in the compute dtype."""
     cache: dict[str, LayerCache] = {}
     for run in layout(profile, settings.layer_stacking):
-        shape = (batch, run.shape.num_kv_heads, length, run.shape.head_dim)
-        shape = (run.length, *shape) if run.stacked else shape
+        stack = (run.length,) if run.stacked else ()
+        shape = (*stack, batch, run.shape.num_kv_heads, length, run.shape.head_dim)
         cache[run.name] = {"k": jnp.zeros(shape, settings.dtype), "v": jnp.zeros(shape, settings.dtype)}
     return cache

@@ -52,10 +52,11 @@ def _map_variables(state: Any, function: Any) -> Any:
     """A nested dict with `function(variable)` for each variable of an NNX state."""
     tree: dict[str, Any] = {}
     for path, variable in nnx.to_flat_state(state):
+        *modules, name = map(str, path)
         node = tree
-        for part in path[:-1]:
+        for part in modules:
             node = node.setdefault(part, {})
-        node[path[-1]] = function(variable)
+        node[name] = function(variable)
     return tree
 
 

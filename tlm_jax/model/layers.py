@@ -20,19 +20,39 @@ from tlm_jax.model import attention_kernels
 from tlm_jax.model.settings import ModelSettings
 from tlm_jax.parallel.rules import pin_batch
 
+# The weights that act as matrices: the axes summed over, the axes that remain (a stack's layer axis not counted).
+MATRICES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "wq": ((0,), (1, 2)),
+    "wk": ((0,), (1, 2)),
+    "wv": ((0,), (1, 2)),
+    "wo": ((0, 1), (2,)),
+    "w_gate": ((0,), (1,)),
+    "w_up": ((0,), (1,)),
+    "w_down": ((0,), (1,)),
+}
+
+
+class Slots(TypedDict):
+    """Where the tokens of a call stand in a cache.
+
+    `write_index` is the int32 scalar slot of the first of them, `segment_ids` [B, S] int32 those of all slots, this
+    call's tokens included.
+    """
+
+    write_index: jax.Array
+    segment_ids: jax.Array
+
 
 class Positions(TypedDict):
     """Where the tokens of a batch stand.
 
     `positions` [B, T] int32 counts within a document, for the rotary embedding. `segment_ids` [B, T] int32 names
-    documents, 0 for padding. With a cache, `write_index` is the int32 scalar slot of the first token, and
-    `cache_segment_ids` [B, S] int32 those of all slots, this call's tokens included.
+    documents, 0 for padding. `slots` is None without a cache.
     """
 
     positions: jax.Array
     segment_ids: jax.Array
-    write_index: jax.Array | None
-    cache_segment_ids: jax.Array | None
+    slots: Slots | None
 
 
 LayerCache = dict[str, jax.Array]  # "k", "v": [B, G, S, K]
@@ -100,16 +120,18 @@ class Attention(nnx.Module):
         v_BGTK = jnp.einsum("BTD,DGK->BGTK", x_BTD, self.wv[...].astype(dtype))
         q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
         k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
-        if cache is not None:
-            start = (0, 0, at["write_index"], 0)
+        slots = at["slots"]
+        assert (cache is None) == (slots is None)
+        if cache is not None and slots is not None:
+            start = (0, 0, slots["write_index"], 0)
             cache = {
                 "k": jax.lax.dynamic_update_slice(cache["k"], k_BGTK.astype(cache["k"].dtype), start),
                 "v": jax.lax.dynamic_update_slice(cache["v"], v_BGTK.astype(cache["v"].dtype), start),
             }
         T = x_BTD.shape[1]
-        if cache is not None and T == 1:
+        if cache is not None and slots is not None and T == 1:
             # Slots after this one still carry segment 0, so the comparison is also the causal mask.
-            mask_B1S = at["segment_ids"][:, :, None] == at["cache_segment_ids"][:, None, :]
+            mask_B1S = at["segment_ids"][:, :, None] == slots["segment_ids"][:, None, :]
             y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1S)
         else:
             # More than one token fills an empty cache: they see only each other, as in training.

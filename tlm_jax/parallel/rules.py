@@ -29,7 +29,7 @@ def parameter_spec(shape: tuple[int, ...], axes: tuple[str | None, ...], mesh_si
       axes: a logical name for each of its last `len(axes)` axes; a leading layer axis is never cut.
       mesh_sizes: size by mesh axis.
     """
-    names: list[str | None] = [None] * (len(shape) - len(axes)) + list(axes)
+    names: list[str | None] = [*[None] * (len(shape) - len(axes)), *axes]
     spec: list[str | None] = [None] * len(shape)
     for mesh_axis, order in (("tensor", TENSOR_AXES), ("fsdp", FSDP_AXES)):
         size = mesh_sizes.get(mesh_axis, 1)
@@ -80,3 +80,10 @@ def pin_batch(x: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, P(BATCH_AXES, *[None] * (x.ndim - 1)))
+
+
+def gather_whole(x: jax.Array) -> jax.Array:
+    """Brings a sharded array whole to every device, as a table must be that batch-sharded indices look up."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, P())

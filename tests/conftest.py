@@ -1,0 +1,16 @@
+"""Eight CPU devices for every test, and a compilation cache that the processes a test starts share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.environ.get("TLM_TEST_CACHE", os.path.join(tempfile.gettempdir(), "tlm_test_cache"))
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)

@@ -1,0 +1,62 @@
+"""What the hardware can do: peak matmul rates, memory in use, and host arrays brought to it."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+# Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets; the first key that the device kind contains.
+PEAK_FLOPS = {
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6": 918e12,
+    "TPU7x": 2307e12 / 2,  # two devices a chip
+    "TPU v4": 275e12,
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(device: jax.Device, dtype: jnp.dtype) -> tuple[float, str]:
+    """Peak FLOP/s of a device and where the figure comes from.
+
+    A device without a data sheet here (a CPU, say) is measured: the best of a few 1024³ matmuls of `dtype`, which is a
+    fair ceiling for a model, and shifts with the load of the machine.
+    """
+    for kind, peak in PEAK_FLOPS.items():
+        if kind in device.device_kind:
+            return peak, "data sheet, dense bfloat16"
+    size = 1024
+    square = jax.device_put(np.ones((size, size), np.float32), device).astype(dtype)
+    matmul = jax.jit(lambda a: a @ a)
+    jax.block_until_ready(matmul(square))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(matmul(square))
+        seconds.append(time.perf_counter() - start)
+    # Several forced host devices share the cores that one matmul just used alone.
+    return 2 * size**3 / min(seconds) / len(jax.local_devices()), f"measured {size}^3 {dtype.name} matmul"
+
+
+def memory_bytes() -> int | None:
+    """Peak bytes in use on the fullest local device; on CPU the process's peak resident size."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [s["peak_bytes_in_use"] for s in stats if s and "peak_bytes_in_use" in s]
+    if peaks:
+        return max(peaks)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def to_global(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """Global arrays from each host's rows of a batch."""
+    return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in batch.items()}

@@ -1,0 +1,1 @@
+"""Training: objective, optimizer, the pure step, validation, the loop, metrics."""

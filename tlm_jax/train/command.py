@@ -1,0 +1,44 @@
+"""`tlm train`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tlm_jax.config import load_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument("--config", required=True, metavar="FILE", help="a Python file with get_config()")
+    parser.add_argument(
+        "--workdir", required=True, metavar="DIR", help="where the run lives; an existing run of this config is resumed"
+    )
+    parser.epilog = (
+        "Any key of the config can be set: --config.train.learning_rate=3e-4. Exit code 0: the run is complete; "
+        "2: bad input, one line says which; 75: stopped early by Ctrl-C or SIGTERM, the same command resumes."
+    )
+
+
+def _compilation_cache() -> None:
+    """Keeps compiled programs across runs, where JAX_COMPILATION_CACHE_DIR or the user's cache directory says."""
+    import jax
+
+    if not jax.config.values["jax_compilation_cache_dir"]:
+        base = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "tlm_jax", "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Runs the command; see `tlm_jax.train.loop.train`."""
+    config = load_config(args.config, overrides)
+    from tlm_jax.train.loop import train
+    from tlm_jax.train.setup import build
+
+    _compilation_cache()
+    command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+    return train(build(config), Path(args.workdir), command)

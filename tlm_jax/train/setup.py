@@ -1,0 +1,161 @@
+"""Everything a run is made of, built from its config: all problems found first, arrays later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from tlm_jax.capacity.from_config import profile_from_config
+from tlm_jax.capacity.profile import Profile
+from tlm_jax.data.store import TokenStore
+from tlm_jax.errors import UserError, raise_together
+from tlm_jax.model import attention_kernels
+from tlm_jax.model.functional import FunctionalDecoder
+from tlm_jax.model.settings import ModelSettings, settings_from_config
+from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
+from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
+from tlm_jax.train.state import State, abstract_state
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run before its first array."""
+
+    config: ConfigDict
+    profile: Profile
+    store: TokenStore
+    mesh: Mesh
+    model: FunctionalDecoder
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    abstract: State
+
+
+def _try(problems: list[UserError], build: Callable[[], T]) -> T | None:
+    try:
+        return build()
+    except UserError as problem:
+        problems.append(problem)
+        return None
+
+
+def _check_attention(config: ConfigDict, profile: Profile, settings: ModelSettings) -> None:
+    features = {"segments"} if config.model.document_mask else set()
+    if any(layer.num_heads != layer.num_kv_heads for layer in profile.layers):
+        features.add("gqa")
+    attention_kernels.choose(settings.platform, features, config.data.sequence_length, config.model.attention)
+
+
+def _check_counts(config: ConfigDict) -> list[UserError]:
+    problems = []
+    minimum = {
+        "train.num_steps": 1,
+        "train.global_batch_size": 1,
+        "train.gradient_accumulation": 1,
+        "train.max_nonfinite_steps": 1,
+        "data.sequence_length": 1,
+        "data.num_workers": 0,
+        "validation.every_steps": 0,
+        "validation.num_windows": 0,
+        "validation.batch_size": 0,
+        "checkpoint.every_steps": 1,
+        "checkpoint.keep_last": 1,
+        "log.every_steps": 1,
+        "log.norms_every_steps": 0,
+    }
+    for key, least in minimum.items():
+        room, name = key.split(".")
+        if config[room][name] < least:
+            problems.append(UserError(f"must be at least {least}, not {config[room][name]}", where=f"config.{key}"))
+    return problems
+
+
+def validation_batch_size(config: ConfigDict) -> int:
+    """`validation.batch_size`, or the training batch where it is 0."""
+    return config.validation.batch_size or config.train.global_batch_size
+
+
+def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
+    shards = 1
+    for axis in BATCH_AXES:
+        shards *= mesh.shape[axis]
+    problems = []
+    pieces = shards * config.train.gradient_accumulation
+    if config.train.global_batch_size % pieces:
+        problems.append(
+            UserError(
+                f"{config.train.global_batch_size} sequences do not divide into {shards} batch shards × "
+                f"{config.train.gradient_accumulation} micro-batches",
+                where="config.train.global_batch_size",
+                mend=f"use a multiple of {pieces}",
+            )
+        )
+    if validation_batch_size(config) % shards:
+        problems.append(
+            UserError(
+                f"{validation_batch_size(config)} sequences do not divide into {shards} batch shards",
+                where="config.validation.batch_size",
+                mend=f"use a multiple of {shards}",
+            )
+        )
+    return problems
+
+
+def _open_store(config: ConfigDict) -> TokenStore:
+    if not config.data.store:
+        raise UserError(
+            "names no token store",
+            where="config.data.store",
+            mend="make one with `tlm prepare` and pass --config.data.store=DIR",
+        )
+    return TokenStore.open(config.data.store)
+
+
+def check_vocabulary(config: ConfigDict, store: TokenStore) -> None:
+    """Raises a `UserError` if the store's token ids do not fit the model."""
+    needed = store.tokenizer().vocab_size
+    if needed > config.model.vocab_size:
+        raise UserError(
+            f"{config.model.vocab_size} is less than the {needed} ids of the tokenizer of {store.name}",
+            where="config.model.vocab_size",
+            mend=f"set it to at least {needed}",
+        )
+
+
+def build(config: ConfigDict) -> Setup:
+    """Builds a run's parts; no array is allocated.
+
+    Raises:
+      UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
+    """
+    problems = _check_counts(config)
+    profile = _try(problems, lambda: profile_from_config(config))
+    settings = _try(problems, lambda: settings_from_config(config))
+    optimizer = _try(problems, lambda: build_optimizer(config.train))
+    mesh = _try(problems, lambda: make_mesh(config.mesh))
+    store = _try(problems, lambda: _open_store(config))
+    if store is not None:
+        _try(problems, lambda: check_vocabulary(config, store))
+    if mesh is not None and not problems:
+        problems += _check_batches(config, mesh)
+    if profile is not None and settings is not None:
+        _try(problems, lambda: _check_attention(config, profile, settings))
+    raise_together(problems)
+    assert profile is not None
+    assert settings is not None
+    assert optimizer is not None
+    assert mesh is not None
+    assert store is not None
+    model = FunctionalDecoder(profile, settings)
+    with jax.set_mesh(mesh):
+        abstract = abstract_state(model, optimizer, mesh)
+    schedule = learning_rate_schedule(config.train)
+    return Setup(config, profile, store, mesh, model, optimizer, schedule, abstract)

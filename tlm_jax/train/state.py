@@ -1,0 +1,69 @@
+"""The train state: a plain dict of arrays, where each of them lives, and how it starts.
+
+params        nested dict of float32 master weights
+optimizer     optax's state for them
+step          int32 steps taken, skipped ones included
+skipped       int32 steps that changed nothing because loss or gradient was not finite
+skipped_row   int32 of those, how many in a row up to now
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from tlm_jax.model.functional import FunctionalDecoder
+from tlm_jax.parallel.rules import parameter_shardings, replicated
+
+State = dict[str, Any]
+
+
+def _initial(model: FunctionalDecoder, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+    params = model.init(key)
+    zero = jnp.zeros((), jnp.int32)
+    return {"params": params, "optimizer": optimizer.init(params), "step": zero, "skipped": zero, "skipped_row": zero}
+
+
+def _by_suffix(params: Any, shardings: Any, tree: Any, otherwise: Any) -> Any:
+    """For each leaf of `tree` that mirrors a parameter (its path ends in the parameter's, same shape), its sharding."""
+    known = {
+        (jax.tree_util.keystr(path), leaf.shape): sharding
+        for (path, leaf), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(shardings), strict=True
+        )
+    }
+
+    def find(path: tuple[Any, ...], leaf: Any) -> Any:
+        suffixes = (jax.tree_util.keystr(path[i:]) for i in range(len(path)))
+        return next((known[s, leaf.shape] for s in suffixes if (s, leaf.shape) in known), otherwise)
+
+    return jax.tree_util.tree_map_with_path(find, tree)
+
+
+def abstract_state(model: FunctionalDecoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
+    """The state as `jax.ShapeDtypeStruct`s with shardings; nothing is allocated."""
+    shapes = jax.eval_shape(lambda: _initial(model, optimizer, jax.random.key(0)))
+    placed = parameter_shardings(model.abstract_parameters, model.logical_axes, mesh)
+    whole = replicated(mesh)
+    shardings = {
+        "params": placed,
+        "optimizer": _by_suffix(model.abstract_parameters, placed, shapes["optimizer"], whole),
+        "step": whole,
+        "skipped": whole,
+        "skipped_row": whole,
+    }
+    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, shardings)
+
+
+def init_state(model: FunctionalDecoder, optimizer: optax.GradientTransformation, abstract: State, seed: int) -> State:
+    """Draws the initial state in place: no device ever holds more than its part."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+    def start(key: jax.Array) -> State:
+        return _initial(model, optimizer, key)
+
+    return jax.jit(start, out_shardings=shardings)(jax.random.key(seed, impl="threefry2x32"))

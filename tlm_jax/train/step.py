@@ -1,0 +1,126 @@
+"""One training step and one evaluation step: pure functions over plain pytrees, each jitted once.
+
+B sequences of the global batch, K micro-batches, T time, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tlm_jax.model.decoder import layout
+from tlm_jax.model.functional import FunctionalDecoder, Parameters
+from tlm_jax.parallel.rules import pin_batch
+from tlm_jax.train.state import State
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+# What the model reads of a batch; "bytes" [B] and "requests" [B, 2] are only summed.
+MODEL_KEYS = ("inputs", "targets", "mask", "segment_ids", "positions")
+
+
+def loss_sum(model: FunctionalDecoder, params: Parameters, batch: Batch) -> jax.Array:
+    """Summed cross-entropy of a batch in nats, float32."""
+    return model.bind(params).loss_sum(*(batch[key] for key in MODEL_KEYS))
+
+
+def _micro_batches(batch: Batch, count: int) -> Batch:
+    """[B, …] to [K, B/K, …] so that every micro-batch is spread over all devices without moving a row."""
+    return {
+        key: jax.vmap(pin_batch)(batch[key].reshape(-1, count, *batch[key].shape[1:]).swapaxes(0, 1))
+        for key in MODEL_KEYS
+    }
+
+
+def layer_sums_of_squares(tree: Any, model: FunctionalDecoder) -> jax.Array:
+    """[L + 1] float32: the sum of squares of each layer's leaves, and last of all others'."""
+    depth = len(model.profile.layers)
+    total = jnp.zeros(depth + 1, jnp.float32)
+    runs = {run.name: run for run in layout(model.profile, model.settings.layer_stacking)}
+    for name, subtree in tree.items():
+        for leaf in jax.tree.leaves(subtree):
+            squares = jnp.square(leaf.astype(jnp.float32))
+            run = runs.get(name)
+            if run is None:
+                total = total.at[depth].add(jnp.sum(squares))
+            elif run.stacked:
+                total = total.at[run.start : run.start + run.length].add(jnp.sum(squares, axis=range(1, leaf.ndim)))
+            else:
+                total = total.at[run.start].add(jnp.sum(squares))
+    return total
+
+
+def make_train_step(
+    model: FunctionalDecoder,
+    optimizer: optax.GradientTransformation,
+    learning_rate: optax.Schedule,
+    gradient_accumulation: int,
+    abstract: State,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
+
+    Losses and token counts are summed over micro-batches and divided once, so that the number of micro-batches does not
+    matter, whatever the masks. If loss or gradient is not finite, parameters and optimizer stay as they were and the
+    step is counted as skipped. Metrics: scalars `loss_sum` (nats), `tokens`, `bytes`, `gradient_norm`, `update_norm`,
+    `parameter_norm`, `learning_rate`, `skipped`, `skipped_row`, `requests` [2], and `norms` [3, L + 1]: gradient,
+    update and parameter norm by layer, last the parameters outside layers.
+    """
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+    def gradients(params: Parameters, batch: Batch) -> tuple[jax.Array, Parameters]:
+        value_and_grad = jax.value_and_grad(lambda p, b: loss_sum(model, p, b))
+        if gradient_accumulation == 1:
+            return value_and_grad(params, {key: batch[key] for key in MODEL_KEYS})
+
+        def add(carry: Any, micro: Batch) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, carry, value_and_grad(params, micro)), None
+
+        zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        return jax.lax.scan(add, zero, _micro_batches(batch, gradient_accumulation))[0]
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        tokens = jnp.sum(batch["mask"], dtype=jnp.int32)
+        loss, grads = gradients(state["params"], batch)
+        grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
+        # Left to the compiler, gradients may come back replicated.
+        grads = jax.lax.with_sharding_constraint(grads, shardings["params"])
+        updates, opt_state = optimizer.update(grads, state["optimizer"], state["params"])
+        squares = jnp.stack([layer_sums_of_squares(tree, model) for tree in (grads, updates, state["params"])])
+        norms = jnp.sqrt(jnp.sum(squares, axis=1))
+        finite = jnp.isfinite(loss) & jnp.isfinite(norms[0])
+        new = {"params": optax.apply_updates(state["params"], updates), "optimizer": opt_state}
+        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, {key: state[key] for key in new})
+        new["step"] = state["step"] + 1
+        new["skipped"] = state["skipped"] + jnp.where(finite, 0, 1)
+        new["skipped_row"] = jnp.where(finite, 0, state["skipped_row"] + 1)
+        metrics = {
+            "loss_sum": loss,
+            "tokens": tokens,
+            "bytes": jnp.sum(batch["bytes"], dtype=jnp.int32),
+            "gradient_norm": norms[0],
+            "update_norm": norms[1],
+            "parameter_norm": norms[2],
+            "learning_rate": learning_rate(state["step"] - state["skipped"]),
+            "skipped": new["skipped"],
+            "skipped_row": new["skipped_row"],
+            "requests": jnp.max(batch["requests"], axis=0),
+            "norms": jnp.sqrt(squares),
+        }
+        return new, metrics
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def make_eval_step(model: FunctionalDecoder) -> Callable[[Parameters, Batch], jax.Array]:
+    """Returns the jitted `(params, batch) -> [3] float32`: loss sum in nats, tokens, bytes."""
+
+    def step(params: Parameters, batch: Batch) -> jax.Array:
+        counts = (jnp.sum(batch["mask"]), jnp.sum(batch["bytes"]))
+        return jnp.stack([loss_sum(model, params, batch), *counts]).astype(jnp.float32)
+
+    return jax.jit(step)

@@ -1,0 +1,138 @@
+"""Where a run's numbers go: `metrics.jsonl`, TensorBoard events, and the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Record = dict[str, Any]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: such a number is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a `metrics.jsonl`; a last line cut short by a kill is left out."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict) and "step" in record:
+            records.append(record)
+    return records
+
+
+class JsonlWriter:
+    """Appends one record a step to `path`, which first loses all records after `restored_step`."""
+
+    def __init__(self, path: Path, restored_step: int) -> None:
+        kept = [record for record in read_records(path) if record["step"] <= restored_step]
+        draft = path.with_suffix(".tmp")
+        draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(draft, path)
+        self._file = path.open("a")
+
+    def write(self, record: Record) -> None:
+        """Writes a record and hands it to the operating system, so that a kill of the process loses none."""
+        self._file.write(json.dumps(_finite(record)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """Writes the numbers of a record as scalars; events after `restored_step` are purged."""
+
+    def __init__(self, directory: Path, restored_step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory), purge_step=restored_step + 1 if restored_step else None)
+
+    def write(self, record: Record) -> None:
+        """One scalar for each number, nested names joined by a slash; per-layer lists become one series a layer."""
+        self._scalars("", {key: value for key, value in record.items() if key not in ("step", "time")}, record["step"])
+
+    def _scalars(self, prefix: str, value: Any, step: int) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self._scalars(f"{prefix}/{key}" if prefix else key, item, step)
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                self._scalars(f"{prefix}/{i:03d}", item, step)
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            self._writer.add_scalar(prefix, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        self._writer.close()
+
+
+class Terminal:
+    """A progress bar on a terminal, one plain line a logged step elsewhere; silent on all hosts but the first."""
+
+    def __init__(self, name: str, num_steps: int, start_step: int, *, quiet: bool) -> None:
+        self._console = Console(file=sys.stderr, quiet=quiet, soft_wrap=True, highlight=False)
+        self._num_steps = num_steps
+        self._bar: Progress | None = None
+        if self._console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(name, total=num_steps, completed=start_step, numbers="compiling")
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        self._console.print(text, markup=False)
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to `step`."""
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def write(self, record: Record) -> None:
+        """Shows a logged record."""
+        speed = record["tokens_per_second"]
+        parts = [f"loss {record['loss']:.4f}", f"{record['bits_per_byte']:.4f} bits/byte"]
+        if speed:
+            parts += [f"{speed:,.0f} tokens/s", f"MFU {100 * record['mfu_causal']:.0f}%"]
+        if record["skipped_steps"]:
+            parts.append(f"{record['skipped_steps']} skipped")
+        if self._bar:
+            self._bar.update(self._task, numbers=" · ".join(parts[1:3]))
+        else:
+            self.say(f"step {record['step']:>{len(str(self._num_steps))}}/{self._num_steps} · " + " · ".join(parts))
+        if "validation" in record:
+            v = record["validation"]
+            self.say(
+                f"step {record['step']} · held out: loss {v['loss']:.4f} · perplexity {v['perplexity']:.2f} · "
+                f"{v['bits_per_byte']:.4f} bits/byte over {v['tokens']:,} tokens"
+            )
+
+    def close(self) -> None:
+        """Takes the bar down."""
+        if self._bar:
+            self._bar.stop()
