@@ -273,9 +273,7 @@ def train_sentencepiece(
 
     def sentences() -> Iterator[str]:
         chance = random.Random(0)
-        for document in itertools.chain.from_iterable(
-            read_documents(file, layout or DocumentFormat()) for file in inputs
-        ):
+        for document in itertools.chain.from_iterable(read_documents(file, layout) for file in inputs):
             if isinstance(document, Problem):
                 if skip_problems:
                     continue
