@@ -27,9 +27,6 @@ for argument in "$@"; do
 done
 
 cd "$ROOT"
-# Compiled programs are shared among the test processes, and kept for the next time.
-export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$ROOT/build/xla-cache}
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=${JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS:-1}
 TESTS=(python -m pytest "--numprocesses=${TLM_TEST_PROCESSES:-auto}" --dist=worksteal --durations=10
   ${ARGUMENTS[@]+"${ARGUMENTS[@]}"})
 
