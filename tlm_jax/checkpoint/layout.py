@@ -85,7 +85,7 @@ def remove_checkpoint(path: Path) -> None:
 
 def remove_leftovers(directory: Path, step: int | None = None) -> None:
     """Deletes what interrupted saves and deletions left behind, of one step or of all; never a complete checkpoint."""
-    for path in directory.iterdir():
+    for path in directory.iterdir() if directory.is_dir() else ():
         number = path.name.split(".", 1)[0]
         unfinished = path.name.startswith((f"{number}{_TEMPORARY}", f"{number}{_REMOVED}"))
         if number.isdecimal() and unfinished and step in (None, int(number)):
@@ -105,12 +105,21 @@ def read_json(path: Path, item: str) -> Any:
         raise damaged(path, f"{item}/data.json cannot be read ({type(error).__name__})") from error
 
 
+def check_completion_mark(path: Path) -> None:
+    """Raises a `UserError` when Orbax's completion mark does not read as it was written."""
+    try:
+        json.loads((path / _COMPLETION_MARK).read_text())
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"{_COMPLETION_MARK} cannot be read ({type(error).__name__})") from error
+
+
 def read_step_metadata(path: Path) -> Metadata:
     """Reads the metadata of the step directory `path`.
 
     Raises:
       UserError: it is missing or damaged.
     """
+    check_completion_mark(path)
     values = read_json(path, METADATA)
     try:
         return Metadata.from_json(values)

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
@@ -63,8 +62,6 @@ class CheckpointManager:
         self._metadata = metadata
         self._in_flight: _BackgroundSave | None = None
         self._last_save_time = time.monotonic()
-        self._clock_check: tuple[int, float] | None = None  # step and time of the last look at the clock
-        self._next_clock_check = 0
         if jax.process_index() == 0:
             self._prepare_directory()
         if jax.process_count() > 1:
@@ -97,6 +94,23 @@ class CheckpointManager:
                 mend="give another workdir, or make this one writable",
             ) from error
 
+    def due_by_step(self, step: int) -> bool:
+        """Whether a permanent checkpoint is due at `step`."""
+        return self._every_steps > 0 and step > 0 and step % self._every_steps == 0
+
+    def due_by_time(self) -> bool:
+        """Whether a temporary checkpoint is due by this process's clock, and no save is on its way.
+
+        Other processes may see it differently: agree with them before acting on it. `save` does so itself without
+        `force`, by a collective that waits for the device.
+
+        Raises:
+          UserError: the save on its way failed or took too long.
+        """
+        self._raise_failure()
+        elapsed = time.monotonic() - self._last_save_time
+        return 0 < self._every_seconds <= elapsed and self._in_flight is None
+
     def save(self, step: int, state: dict[str, Any], data_state: dict[str, Any], *, force: bool = False) -> bool:
         """Begins to save, if it is time to; call it after every step.
 
@@ -104,7 +118,7 @@ class CheckpointManager:
 
         Args:
           step: completed steps.
-          state: the train state, a dictionary with "params"; each value a pytree of arrays.
+          state: the train state, a dictionary with "params" and at least one other key; each value a pytree of arrays.
           data_state: what the data loader needs to go on; JSON values.
           force: save whether or not it is time.
 
@@ -114,10 +128,9 @@ class CheckpointManager:
         Raises:
           UserError: this save or the one before it failed or took too long.
         """
-        if self._in_flight and (self._in_flight.finished or self._in_flight.age > self._timeout_seconds):
-            self.wait()
-        permanent = self._every_steps > 0 and step > 0 and step % self._every_steps == 0
-        if not (force or permanent or self._time_is_up(step)):
+        self._raise_failure()
+        permanent = self.due_by_step(step)
+        if not (force or permanent or _from_first_process(self.due_by_time())):
             return False
         if self._in_flight and self._in_flight.step == step:
             return False
@@ -134,39 +147,18 @@ class CheckpointManager:
         return True
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
-        reason = None
-        try:
-            with storage.storage_context(self._timeout_seconds):
+        with storage.unheard(), storage.storage_context(self._timeout_seconds):
+            try:
                 # What lies at `path` now is no complete checkpoint: a copy that was interrupted, say.
                 response = ocp.save_checkpointables_async(path, items, overwrite=path.exists())
-        except Exception as error:
-            reason = storage.system_reason(error)
-            if reason is None:
-                raise
-        if reason is not None:
-            self._fail(step, reason)
-        self._in_flight = _BackgroundSave(step, response.result, self._delete_superfluous)
-
-    def _time_is_up(self, step: int) -> bool:
-        """Whether a temporary checkpoint is due: the first process looks at its clock and all do as it says.
-
-        Telling the others is a collective that waits for the device, so with several processes it happens only at
-        about every half of the remaining time, as a number of steps that all of them know.
-        """
-        if self._every_seconds <= 0 or step < self._next_clock_check:
-            return False
-        now = time.monotonic()
-        remaining = self._last_save_time + self._every_seconds - now
-        due = remaining <= 0 and (self._in_flight is None or self._in_flight.finished)
-        pause = 1
-        if jax.process_count() > 1 and self._clock_check is not None and step > self._clock_check[0]:
-            seconds_per_step = (now - self._clock_check[1]) / (step - self._clock_check[0])
-            remaining = self._every_seconds if due else remaining
-            pause = max(1, min(int(0.5 * remaining / max(seconds_per_step, 1e-6)), 1_000_000))
-        self._clock_check = (step, now)
-        due_then_pause = _from_first_process(np.array([due, pause], np.int32))
-        self._next_clock_check = step + int(due_then_pause[1])
-        return bool(due_then_pause[0])
+                self._in_flight = _BackgroundSave(step, response.result, self._delete_superfluous)
+                return
+            except Exception as error:
+                reason = storage.system_reason(error)
+                if reason is None:
+                    raise
+            storage.discard_unfinished()
+        self._fail(step, reason)
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint's step, or None; the same on all processes."""
@@ -197,6 +189,11 @@ class CheckpointManager:
         step = self.latest_step() if step is None else step
         return restore.restore_state(restore.find_checkpoint(self.directory, step), abstract_state)
 
+    def _raise_failure(self) -> None:
+        """Looks after the save on its way, without waiting for it."""
+        if self._in_flight and (self._in_flight.finished or self._in_flight.age > self._timeout_seconds):
+            self.wait()
+
     def wait(self) -> None:
         """Waits until the save on its way is complete.
 
@@ -216,7 +213,8 @@ class CheckpointManager:
             if reason is None and not isinstance(save.error, TimeoutError):
                 raise save.error
             save.error = None
-            storage.discard_unfinished()
+            with storage.unheard():
+                storage.discard_unfinished()
             self._fail(save.step, reason or f"it took longer than {self._timeout_seconds:g} seconds")
 
     def close(self) -> None:
@@ -280,12 +278,15 @@ class _BackgroundSave:
         return self._done.wait(max(0.0, timeout))
 
 
+EXIT_GRACE_SECONDS = 5.0  # for a save that took too long, after the main thread has ended
+
+
 def _exit_without(save: _BackgroundSave) -> None:
     """Lets the process end although the threads of a stuck save never do, when its main thread has ended."""
 
     def run() -> None:
         threading.main_thread().join()
-        if not save.join(5.0):
+        if not save.join(EXIT_GRACE_SECONDS):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(EXIT_BAD_INPUT)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -12,6 +12,8 @@ from orbax.checkpoint import v1 as ocp
 from tlm_jax.checkpoint import agreement, layout, storage
 from tlm_jax.checkpoint.layout import Metadata
 from tlm_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
@@ -111,6 +113,7 @@ def split_items(state: dict[str, Any]) -> dict[str, Any]:
 
 def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = False) -> None:
     """Compares the stored trees with the wanted ones, all items together."""
+    layout.check_completion_mark(path)
     stored: dict[str, Any] = {}
     target: dict[str, Any] = {}
     for item, tree in items.items():
@@ -122,29 +125,26 @@ def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = Fa
 
 def _stored_tree(path: Path, item: str) -> Any:
     """The tree of one item with a shape and dtype at each leaf."""
-    reason = None
-    try:
-        with storage.storage_context():
-            tree = ocp.metadata(path, item).metadata
-        if tree is not None:
-            return tree
-    except Exception as error:
-        reason = storage.damage_reason(error)
-        if reason is None:
-            raise
-    storage.discard_unfinished()
-    raise layout.damaged(path, reason or f"the description of {item} cannot be read")
+    tree = _read(path, lambda: ocp.metadata(path, item).metadata)
+    if tree is None:  # Orbax only logs why
+        raise layout.damaged(path, f"the description of {item} cannot be read")
+    return tree
 
 
 def _load(path: Path, items: dict[str, Any]) -> dict[str, Any]:
     """Loads items whose trees are known to agree."""
-    try:
-        with storage.storage_context(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ocp.load_checkpointables(path, items)
-    except Exception as error:
-        reason = storage.damage_reason(error)
-        if reason is None:
-            raise
-    storage.discard_unfinished()
+    return _read(path, lambda: ocp.load_checkpointables(path, items))
+
+
+def _read(path: Path, read: Callable[[], T]) -> T:
+    """Calls Orbax, and tells what is wrong with the data as a `UserError`."""
+    with storage.unheard(), storage.storage_context():
+        try:
+            return read()
+        except Exception as error:
+            reason = storage.damage_reason(error)
+            if reason is None:
+                raise
+        storage.discard_unfinished()
+    storage.ignore_late_reads()
     raise layout.damaged(path, reason)

@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -80,8 +81,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def _nobody_listening() -> Iterator[None]:
-    """Nothing that is reported while objects are destroyed reaches the terminal."""
+def unheard() -> Iterator[None]:
+    """Nothing reaches the terminal that is reported while Orbax's unfinished work is torn down after a failure.
+
+    Only reports that cannot be raised are meant: warnings, what asyncio logs, errors in destructors. Call
+    `discard_unfinished` inside, after the exception has been let go of: its traceback keeps that work alive.
+    """
     asyncio_logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
     was_disabled = asyncio_logger.disabled
     with warnings.catch_warnings():
@@ -94,12 +99,20 @@ def _nobody_listening() -> Iterator[None]:
 
 
 def discard_unfinished() -> None:
-    """Destroys the coroutines that a failed Orbax call leaves behind, without their complaints.
+    """Destroys the coroutines and tasks that a failed Orbax call has left behind."""
+    gc.collect()
 
-    Call it after the exception has been let go of: its traceback keeps them alive.
-    """
-    with _nobody_listening():
-        gc.collect()
+
+def ignore_late_reads() -> None:
+    """After a failed load, reads that end when its event loop is closed say so from TensorStore's threads: be silent."""
+    hook = sys.unraisablehook
+
+    def without_late_reads(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    if getattr(hook, "__name__", "") != without_late_reads.__name__:
+        sys.unraisablehook = without_late_reads
 
 
 def with_sharding(leaf: jax.ShapeDtypeStruct, dtype: jax.typing.DTypeLike | None = None) -> jax.ShapeDtypeStruct:
