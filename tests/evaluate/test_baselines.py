@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from tlm_jax.data.store import MemorySplit
+from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import UserError
 from tlm_jax.evaluate import baselines
 
@@ -120,6 +122,9 @@ def test_bits_per_byte_over_the_held_out_split():
     slow = slow_kneser_ney(train, V)
     bits = -sum(np.log2(slow(v, w)) for d in held_out for v, w in zip((BOS, *d), (*d, EOS), strict=True))
     store = FakeStore(train, held_out, num_bytes=321)
+    assert baselines.smoothed_bigram_bits_per_byte(store, FakeSplit(held_out, 642)) == pytest.approx(
+        bits / 642, rel=1e-12
+    )
     assert baselines.smoothed_bigram_bits_per_byte(store) == pytest.approx(bits / 321, rel=1e-12)
 
 
@@ -133,3 +138,9 @@ def test_counts_too_few_for_a_discount_still_sum_to_one():
     model = baselines.KneserNeyBigram.fit(*baselines.count_pairs([np.array([0, 2, 1])], V, BOS), V)
     np.testing.assert_allclose(model.probability(2, np.arange(V)).sum(), 1, rtol=1e-14)
     assert model.probability(2, 1) > 0.5
+
+
+def test_texts_of_a_split_are_its_documents():
+    texts = ["one\nfish", "é", "x" * 50]
+    tokenizer = ByteTokenizer()
+    assert list(baselines.split_texts(MemorySplit(texts, tokenizer), tokenizer)) == texts

@@ -6,17 +6,16 @@ document after its BOS, EOS included, from the token before), and both divide by
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tlm_jax.data.store import MemorySplit, Split, TokenStore
+from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
-
-if TYPE_CHECKING:
-    from tlm_jax.data.store import Split, TokenStore
 
 _CHUNK_TOKENS = 1 << 22  # 32 MiB of int64 pair keys at one time
 _GZIP_WBITS = 31  # zlib: the gzip container with a 32 KiB window
@@ -40,13 +39,20 @@ def gzip_bits_per_byte(texts: Iterable[str]) -> float:
     return 8 * compressed_bytes / text_bytes
 
 
-def smoothed_bigram_bits_per_byte(store: TokenStore) -> float:
-    """Bits per byte on the whole held-out split of a bigram model counted on the whole training split.
+def split_texts(split: Split | MemorySplit, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yields the text of each document of a split."""
+    for start, stop in itertools.pairwise(split.documents):
+        yield tokenizer.decode(split.read(int(start), int(stop)))
+
+
+def smoothed_bigram_bits_per_byte(store: TokenStore, held_out: Split | MemorySplit | None = None) -> float:
+    """Bits per byte of a bigram model counted on the store's whole training split.
 
     The model is `KneserNeyBigram`; its discounts come from the training counts alone.
 
     Args:
-      store: a token store whose documents are stored as BOS, tokens, EOS.
+      store: a token store, whose documents are stored as BOS, tokens, EOS.
+      held_out: the split to predict, of the same tokenizer; by default the store's held-out split.
 
     Returns:
       Negative log2 probability summed over the held-out tokens, divided by the bytes of the held-out text.
@@ -54,10 +60,9 @@ def smoothed_bigram_bits_per_byte(store: TokenStore) -> float:
     Raises:
       UserError: a split is empty.
     """
-    tokenizer = store.tokenizer()
-    train, held_out = store.split("train"), store.split("validation")
-    vocab_size, bos_id = tokenizer.vocab_size, tokenizer.bos_id
-    model = KneserNeyBigram.fit(*count_pairs(_chunks(train), vocab_size, bos_id), vocab_size)
+    held_out = store.split("validation") if held_out is None else held_out
+    vocab_size, bos_id = store.tokenizer().vocab_size, store.tokenizer().bos_id
+    model = KneserNeyBigram.fit(*count_pairs(_chunks(store.split("train")), vocab_size, bos_id), vocab_size)
     keys, counts = count_pairs(_chunks(held_out), vocab_size, bos_id)
     if not held_out.num_bytes or not counts.size:
         raise UserError("the held-out split is empty", where="bigram baseline")
@@ -65,7 +70,7 @@ def smoothed_bigram_bits_per_byte(store: TokenStore) -> float:
     return float(-(counts * np.log2(probabilities)).sum() / held_out.num_bytes)
 
 
-def _chunks(split: Split) -> Iterator[np.ndarray]:
+def _chunks(split: Split | MemorySplit) -> Iterator[np.ndarray]:
     """Reads a split in pieces that overlap by one token, so that each pair of neighbours is in exactly one piece."""
     for start in range(0, split.num_tokens - 1, _CHUNK_TOKENS):
         yield split.read(start, min(start + _CHUNK_TOKENS + 1, split.num_tokens))

@@ -1,0 +1,101 @@
+"""`tlm generate`: what it prints and writes, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tlm_jax import cli
+from tlm_jax.data.tokenizer import ByteTokenizer
+
+
+def generate(*arguments):
+    return cli.main(["generate", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def greedy(run):
+    """The greedy continuation of "a whale" by 8 tokens, by the uncached forward."""
+    tokenizer = ByteTokenizer()
+    tokens = [tokenizer.bos_id, *b"a whale"]
+
+    @jax.jit
+    def logits(tokens_T, length):
+        model = run.model.bind(run.parameters)
+        positions = jnp.arange(tokens_T.size)[None]
+        hidden, _ = model.hidden(tokens_T[None], model.at(positions, jnp.ones_like(positions)))
+        return model.logits(hidden)[0, length - 1, : tokenizer.vocab_size].at[jnp.array([256, 258])].set(-jnp.inf)
+
+    for _ in range(8):
+        tokens.append(int(logits(np.pad(tokens, (0, 16 - len(tokens))), len(tokens)).argmax()))
+    return tokenizer.decode(tokens[8:])
+
+
+def test_text_on_standard_output(run, greedy, capsys):
+    asked = (f"--checkpoint={run.workdir}", "--temperature=0", "--max-new-tokens=8")
+    assert generate(*asked, "--prompt=a whale") == 0
+    assert capsys.readouterr().out == f"a whale{greedy}\n"
+    assert generate(*asked, "--prompt=a whale", "--prompt=a whale") == 0
+    assert capsys.readouterr().out == f"a whale{greedy}\n{'-' * 80}\na whale{greedy}\n"
+
+
+def test_json_lines_in_a_file(run, greedy, capsys, tmp_path):
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "two\\nlines"}\n{"prompt": ""}\n')
+    asked = (f"--checkpoint={run.workdir}", "--prompt=a whale", f"--prompts-file={prompts}", f"--output={output}")
+    assert generate(*asked, "--temperature=0", "--max-new-tokens=8") == 0
+    assert capsys.readouterr().out == ""
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["prompt"] for record in records] == ["a whale", "two\nlines", ""]
+    assert records[0]["completion"] == greedy
+    assert {record["step"] for record in records} == {30}
+    assert all(record["finish_reason"] in ("length", "end") for record in records)
+
+    def draw(seed):
+        assert generate(*asked, "--max-new-tokens=8", "--top-k=50", "--top-p=0.9", f"--seed={seed}") == 0
+        return output.read_text()
+
+    first = draw(1)
+    assert draw(1) == first
+    assert draw(2) != first.replace('"seed": 1', '"seed": 2')
+
+
+def test_plain_prompts_one_a_line(run, capsys, tmp_path):
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("one\ntwo\n")
+    assert (
+        generate(f"--checkpoint={run.workdir}", f"--prompts-file={prompts}", f"--output={output}", "--max-new-tokens=1")
+        == 0
+    )
+    assert [json.loads(line)["prompt"] for line in output.read_text().splitlines()] == ["one", "two"]
+
+
+def test_bad_input_is_one_line(run, capsys, tmp_path):
+    def complaint(*arguments):
+        assert generate(*arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert line.startswith("tlm generate: error: ")
+        return line
+
+    checkpoint = f"--checkpoint={run.workdir}"
+    assert "no such directory" in complaint(f"--checkpoint={tmp_path / 'none'}")
+    assert "unknown argument" in complaint(checkpoint, "--config.seed=1")
+    together = complaint(
+        checkpoint, "--top-p=1.5", "--temperature=-1", "--top-k=-2", "--stop=", "--max-new-tokens=0", "--seed=-1"
+    )
+    for part in ("top-p: must be above 0", "temperature", "top-k", "--stop", "--max-new-tokens", "--seed"):
+        assert part in together
+    assert "prompt 1: 47 tokens and 2 new ones do not fit the context of 48; at most --max-new-tokens=1 fit" in (
+        complaint(checkpoint, "--prompt=" + "x" * 46, "--max-new-tokens=2")
+    )
+    assert "none.txt: cannot be read" in complaint(checkpoint, f"--prompts-file={tmp_path / 'none.txt'}")
+    (tmp_path / "empty.txt").write_text("")
+    assert "holds no prompt" in complaint(checkpoint, f"--prompts-file={tmp_path / 'empty.txt'}")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
+    assert "bad.jsonl:2" in complaint(checkpoint, f"--prompts-file={tmp_path / 'bad.jsonl'}")

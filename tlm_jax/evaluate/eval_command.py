@@ -1,0 +1,203 @@
+"""`tlm eval`: loss, perplexity and bits per byte of a checkpoint, as JSON on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tlm_jax.data.documents import Document, DocumentFormat, find_inputs, read_documents
+from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore
+from tlm_jax.errors import EXIT_COMPLETE, UserError
+from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte, split_texts
+from tlm_jax.evaluate.perplexity import held_out_metrics
+from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
+from tlm_jax.train.setup import validation_batch_size
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
+    )
+    parser.add_argument("--step", type=int, help="which step (default: the latest)")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="a token store, of which the held-out split is read, or text and JSON Lines files, plain or .gz "
+        "(default: the token store of the run)",
+    )
+    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="windows at a time (default: the run's)")
+    parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
+    parser.add_argument(
+        "--baselines",
+        action="store_true",
+        help="also gzip -9, and a smoothed bigram model counted on the training split of the run's token store",
+    )
+    parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Prints the metrics; 0 when they are complete."""
+    if overrides:
+        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    source = read_checkpoint(args.checkpoint, args.step, args.dtype)
+    store = _open_data(args, source)
+    batch_size = _batch_size(args.batch_size, source)
+    sequence_length = source.config.data.sequence_length
+    print(f"evaluating {source.path} on {store.name}", file=sys.stderr)
+    model, parameters, mesh = load_model(source, axis="fsdp")
+    with _Progress() as progress:
+        metrics = held_out_metrics(
+            model,
+            parameters,
+            mesh,
+            store,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            on_progress=progress.show,
+        )
+    result: dict[str, Any] = {
+        **metrics,
+        "checkpoint": str(source.path),
+        "step": source.step,
+        "data": store.name,
+        "sequence_length": sequence_length,
+        "dtype": source.settings.compute_dtype,
+    }
+    if args.baselines:
+        result["baselines"] = _baselines(store, source)
+    if jax.process_index() == 0:
+        text = json.dumps(result, indent=1)
+        if args.output:
+            write_whole(args.output, text + "\n")
+        print(text)
+    return EXIT_COMPLETE
+
+
+def write_whole(path: str, text: str) -> None:
+    """Writes a file under another name first, so that it is never seen in part.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    draft = Path(f"{path}.tmp")
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
+
+
+def _open_data(args: argparse.Namespace, source: Checkpointed) -> TokenStore | MemoryStore:
+    if not args.data:
+        return _run_store(source)
+    stores = [path for path in args.data if (Path(path) / MANIFEST).is_file()]
+    if not stores:
+        return _read_files(args.data, args.text_field, source)
+    if len(args.data) > 1:
+        raise UserError("a token store cannot be read together with other data", where=stores[0], mend="give it alone")
+    return _same_tokenizer(TokenStore.open(stores[0]), source)
+
+
+def _run_store(source: Checkpointed) -> TokenStore:
+    """The token store that the run was trained on."""
+    try:
+        return _same_tokenizer(TokenStore.open(source.config.data.store), source)
+    except UserError as error:
+        raise UserError(
+            f"the run's token store cannot be read: {error.what}",
+            where=error.where,
+            mend="give --data=STORE, or files of text",
+        ) from error
+
+
+def _same_tokenizer(store: TokenStore, source: Checkpointed) -> TokenStore:
+    if store.tokenizer().hash != source.tokenizer.hash:
+        raise UserError(
+            "the store was made with another tokenizer than the checkpoint's",
+            where=store.name,
+            mend="give the text itself as --data, or a store made with the checkpoint's tokenizer",
+        )
+    return store
+
+
+def _read_files(paths: Sequence[str], text_field: str, source: Checkpointed) -> MemoryStore:
+    """Tokenises documents in memory; a text file is one document."""
+    files = find_inputs(paths)
+
+    def texts() -> Iterator[str]:
+        for file in files:
+            for document in read_documents(file, DocumentFormat(text_field)):
+                if not isinstance(document, Document):
+                    raise document.error()
+                yield document.text
+
+    return MemoryStore(texts(), source.tokenizer, name=" ".join(paths))
+
+
+def _batch_size(requested: int, source: Checkpointed) -> int:
+    """The batch size: as requested, or the run's, raised to a multiple of the devices."""
+    devices = jax.device_count()
+    if requested < 0:
+        raise UserError(f"must be at least 1, not {requested}", where="--batch-size")
+    if requested % devices:
+        raise UserError(
+            f"{requested} windows do not divide over {devices} devices",
+            where="--batch-size",
+            mend=f"use a multiple of {devices}",
+        )
+    return requested or -(-validation_batch_size(source.config) // devices) * devices
+
+
+def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[str, float]:
+    held_out = store.split("validation")
+    counted = store if isinstance(store, TokenStore) else _run_store(source)
+    return {
+        "gzip_bits_per_byte": gzip_bits_per_byte(split_texts(held_out, source.tokenizer)),
+        "smoothed_bigram_bits_per_byte": smoothed_bigram_bits_per_byte(counted, held_out),
+    }
+
+
+class _Progress:
+    """Batches done, on standard error: a bar on a terminal, elsewhere a line every ten seconds."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        if self._bar:
+            self._bar.start()
+            self._task = self._bar.add_task("batches", total=None)
+        return self
+
+    def show(self, done: int, total: int) -> None:
+        """Shows `done` of `total` batches."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, total=total)
+        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            print(f"{done}/{total} batches", file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()

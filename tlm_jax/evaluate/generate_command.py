@@ -1,0 +1,174 @@
+"""`tlm generate`: continues prompts with a checkpoint's model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
+from tlm_jax.evaluate.completion import Completion
+from tlm_jax.evaluate.eval_command import write_whole
+from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
+from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
+from tlm_jax.evaluate.sampling import Sampling
+
+_SEPARATOR = "-" * 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
+    )
+    parser.add_argument("--step", type=int, help="which step (default: the latest)")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to continue; give it again for more; empty: a new document (the default)",
+    )
+    parser.add_argument(
+        "--prompts-file",
+        metavar="FILE",
+        help='more prompts: .jsonl with one {"prompt": TEXT} a line, else one prompt a line',
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely token (default: 1)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most likely tokens (0: all)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the most likely tokens that sum to P (1: all)"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end at this text, which is left out; may be repeated",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same texts (default: 0)")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="prompts at a time (default: 16)")
+    parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write JSON Lines to this file instead of text to the terminal"
+    )
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Generates; 0 when every prompt has been continued."""
+    if overrides:
+        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    sampling = _check(args)
+    prompts = _prompts(args)
+    source = read_checkpoint(args.checkpoint, args.step, args.dtype)
+    encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens, source.config.data.sequence_length)
+    model, parameters, mesh = load_model(source, axis="data")
+    devices = mesh.size
+    generator = Generator(
+        model,
+        parameters,
+        source.tokenizer,
+        sampling,
+        batch_size=-(-min(args.batch_size, len(prompts)) // devices) * devices,
+        prompt_tokens=max(map(len, encoded)),
+        max_new_tokens=args.max_new_tokens,
+    )
+    shown = _Shown(prompts, live=not args.output and len(prompts) == 1)
+    with jax.set_mesh(mesh):
+        completions = complete(generator, encoded, source.tokenizer, seed=args.seed, stop=args.stop, on_text=shown.hear)
+    if args.output:
+        records = (_record(*pair, source, args) for pair in zip(prompts, completions, strict=True))
+        write_whole(args.output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        print(f"{len(completions)} completions in {args.output}", file=sys.stderr)
+    else:
+        shown.rest(completions)
+    return EXIT_COMPLETE
+
+
+def _check(args: argparse.Namespace) -> Sampling:
+    """Raises everything that is wrong with the numbers and stop strings, together."""
+    problems = [
+        UserError(f"must be at least 1, not {value}", where=name)
+        for name, value in (("--max-new-tokens", args.max_new_tokens), ("--batch-size", args.batch_size))
+        if value < 1
+    ]
+    if not 0 <= args.seed < 2**32:
+        problems.append(UserError(f"must be at least 0 and below 2^32, not {args.seed}", where="--seed"))
+    if "" in args.stop:
+        problems.append(UserError("a stop string is empty", where="--stop"))
+    sampling = Sampling()
+    try:
+        sampling = Sampling(args.temperature, args.top_k, args.top_p)
+    except UserError as problem:
+        problems.append(problem)
+    raise_together(problems)
+    return sampling
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts of the command line, then those of the file; one empty prompt if there are none at all."""
+    if not args.prompts_file:
+        return args.prompt or [""]
+    try:
+        text = Path(args.prompts_file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", where=args.prompts_file) from error
+    except UnicodeDecodeError as error:
+        raise UserError("not valid UTF-8", where=args.prompts_file) from error
+    lines = text.removesuffix("\n").split("\n")
+    if not text:
+        raise UserError("holds no prompt", where=args.prompts_file)
+    if not args.prompts_file.endswith((".jsonl", ".ndjson")):
+        return args.prompt + lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise UserError('no {"prompt": TEXT}', where=f"{args.prompts_file}:{number}")
+        prompts.append(prompt)
+    return args.prompt + prompts
+
+
+def _record(prompt: str, completion: Completion, source: Checkpointed, args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "completion": completion.text,
+        "finish_reason": completion.finish_reason,
+        "tokens": completion.num_tokens,
+        "checkpoint": str(source.path),
+        "step": source.step,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "seed": args.seed,
+    }
+
+
+class _Shown:
+    """Prompts and completions as text on standard output: a single one while it grows, several when all are done."""
+
+    def __init__(self, prompts: Sequence[str], live: bool) -> None:
+        self._prompts, self._live = prompts, live
+        if live:
+            print(prompts[0], end="", flush=True)
+
+    def hear(self, index: int, text: str) -> None:
+        """Takes a new piece of a completion."""
+        if self._live:
+            print(text, end="", flush=True)
+
+    def rest(self, completions: Sequence[Completion]) -> None:
+        """Prints what has not been printed."""
+        if self._live:
+            print()
+            return
+        texts = (prompt + completion.text for prompt, completion in zip(self._prompts, completions, strict=True))
+        print(f"\n{_SEPARATOR}\n".join(texts))
