@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -49,13 +50,18 @@ def colour(run: int) -> str:
 
 
 def smoothed(points: Points) -> list[tuple[float, float]]:
-    """An exponential moving average over about a fiftieth of the points, free of start-up bias."""
-    decay = 1.0 - 1.0 / max(1.0, len(points) / 50)
-    total = weight = 0.0
+    """A moving mean over about a fiftieth of the points, centred, so that it does not lag behind a falling loss.
+
+    Towards the first point the window narrows on both sides; at the last it keeps its left half, so that the curve
+    ends in a mean and not in one noisy value.
+    """
+    half = len(points) // 100
+    sums = [0.0, *itertools.accumulate(y for _, y in points)]
     result = []
-    for x, y in points:
-        total, weight = decay * total + y, decay * weight + 1.0
-        result.append((x, total / weight))
+    for index, (x, _) in enumerate(points):
+        reach = min(half, index)
+        first, last = index - reach, min(index + reach, len(points) - 1)
+        result.append((x, (sums[last + 1] - sums[first]) / (last + 1 - first)))
     return result
 
 
@@ -66,8 +72,8 @@ def thinned(points: Points) -> list[tuple[float, float]]:
 
 
 def loss_limits(curves: Sequence[Points], others: Sequence[Points]) -> tuple[float, float] | None:
-    """A range of y that shows the curves but for their first steep fall, and every point of `others`."""
-    after = [y for curve in curves for _, y in curve[len(curve) // 40 :]]
+    """A range of y that shows the last nine tenths of the curves, past their steep fall, and all points of `others`."""
+    after = [y for curve in curves for _, y in curve[len(curve) // 10 :]]
     values = after + [y for points in others for _, y in points]
     if not values:
         return None
@@ -91,18 +97,15 @@ def chart(
       title: what the chart shows, for those who cannot see it.
       x_label, y_label: under and above the axes.
       limits: range of y; by default all of it.
-      zero: start y at zero, or draw the zero line where values are of either sign.
+      zero: y starts at zero.
       integer_x: x counts things, so its ticks are integers.
     """
 
     def draw(axes: Axes) -> None:
         for line in lines:
             _draw_line(axes, line)
-        values = [y for line in lines for _, y in line.points]
-        if zero and min(values, default=0.0) >= 0:
-            axes.set_ylim(0, 1.06 * max(values, default=1.0))
-        elif zero:
-            axes.axhline(0, color=_INK, linewidth=1)
+        if zero:
+            axes.set_ylim(0, 1.06 * max(y for line in lines for _, y in line.points))
         if limits is not None:
             axes.set_ylim(*limits)
         axes.set_xlabel(x_label)
@@ -117,7 +120,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
         levels = [y for _, y in line.points]
         edges = [x - 0.5 for x, _ in line.points] + [line.points[-1][0] + 0.5]
         axes.stairs(levels, edges, color=paint, linewidth=2.2, baseline=None, linestyle=_dashes(line.run))
-        axes.stairs(levels, edges, color=paint, alpha=0.10, fill=True)
+        axes.stairs(levels, edges, color=paint, alpha=0.07, fill=True)
         return
     x, y = zip(*thinned(line.points), strict=True) if line.points else ((), ())
     if line.kind == "dots":
@@ -149,6 +152,7 @@ def _render(draw: Callable[[Axes], None], size: str, title: str, integer_x: bool
         ) from error
     style: Any = {
         "svg.fonttype": "none",
+        "svg.hashsalt": "",  # the same chart twice is the same text
         "text.parse_math": False,
         "font.size": 10,
         "axes.titlesize": 10,
@@ -193,7 +197,7 @@ def _inlined(svg: str, size: str, title: str) -> str:
     # Identifiers must be unique in the page, and most are not needed.
     used = set(re.findall(r'(?:href="#|url\(#)([\w-]+)', svg))
     prefix = f"c{zlib.crc32(f'{size} {title}'.encode()):x}-"
-    svg = re.sub(r' id="([\w-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", svg)
     head, rest = svg.split(">", 1)
     return re.sub(r">\s+<", "><", f"{head}><title>{html.escape(title)}</title>{rest}")

@@ -35,13 +35,16 @@ def legend(names: Sequence[str]) -> str:
 
 
 def figure(chart: str, caption: str) -> str:
-    """A chart (HTML) with its caption."""
-    return f"<figure>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
+    """A chart (HTML) with its caption, if there is one."""
+    return f"<figure>{chart}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>"
 
 
 def table(names: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], kind: str = "") -> str:
     """A table with one column a run: rows of a label and plain-text cells, one for each name."""
-    head = "".join(f'<th scope="col">{swatch(run)}{escape(name)}</th>' for run, name in enumerate(names))
+    head = "".join(
+        f'<th scope="col"><span style="--colour: {colour(run)}">{escape(name)}</span></th>'
+        for run, name in enumerate(names)
+    )
     cell = f'<td class="{kind}">' if kind else "<td>"
     body = "".join(
         f'<tr><th scope="row">{escape(label)}</th>{"".join(f"{cell}{escape(text)}</td>" for text in cells)}</tr>'

@@ -15,16 +15,20 @@ from tlm_jax.report.comparison import difference, differing_keys, seed_spread
 from tlm_jax.report.runs import Record, Run, number
 from tlm_jax.report.style import STYLE
 
+_LOSS_CAPTION = (
+    "Lines: training loss, smoothed, over the loss of each step. Dots: held-out loss. "
+    "The steep fall of the first tenth may begin above the chart."
+)
 _BASELINES = {"gzip_bits_per_byte": "gzip -9", "bigram_bits_per_byte": "bigram model"}
 
 
 def build(runs: Sequence[Run]) -> str:
     """The report on `runs` as one HTML document that refers to nothing outside itself."""
-    names = [run.name for run in runs]
-    title = " · ".join(names)
+    title = " · ".join(run.name for run in runs)
+    heading = " · ".join(f"<span>{escape(run.name)}</span>" for run in runs)
     body = "".join(
         [
-            f'<header><h1>{escape(title)}</h1><p class="lead">{escape(_lead(runs))}</p>{_cards(runs)}</header>\n',
+            f'<header><h1>{heading}</h1><p class="lead">{escape(_lead(runs))}</p>{_cards(runs)}</header>\n',
             _notes(runs),
             _differences(runs),
             _loss(runs),
@@ -59,14 +63,16 @@ def _card(index: int, run: Run) -> str:
     step, num_steps = (run.records[-1]["step"] if run.records else 0), run.config.get("train.num_steps")
     progress = f"{step:,}" if step == num_steps else f"{step:,} of {num_steps:,}" if num_steps else f"{step:,}"
     facts = [
+        ("held-out loss", elements.decimal(loss)),
+        ("measured by", source or elements.MISSING),
         ("schedule", _schedule(run)),
         ("parameters", elements.short(run.profile.parameters)),
-        ("training tokens", elements.short(run.last("tokens"))),
-        ("training compute", elements.short(run.last("train_flops"), "FLOP")),
+        ("tokens", elements.short(run.last("tokens"))),
+        ("compute", elements.short(run.last("train_flops"), "FLOP")),
         ("steps", progress),
     ]
     listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts)
-    unit = f"held-out bits per byte ({source}); loss {elements.decimal(loss)}" if source else "no held-out numbers yet"
+    unit = "held-out bits per byte" if source else "no held-out numbers yet"
     return (
         f'<div class="run" style="--colour: {colour(index)}"><div class="name">{escape(run.name)}</div>'
         f'<div class="figure">{elements.decimal(bits)}</div><div class="unit">{escape(unit)}</div>'
@@ -137,12 +143,12 @@ def _difference_chart(runs: Sequence[Run]) -> str:
             lines += [Line(index, points), Line(index, points, "dots")]
     if not lines:
         return ""
+    reached = [x for line in lines for x, _ in line.points]
     drawn = chart(
-        lines,
+        [Line(0, [(min(reached), 0.0), (max(reached), 0.0)]), *lines],
         title=f"Held-out loss less that of {runs[0].name}, over training tokens",
         x_label="training tokens",
         y_label=f"held-out loss − {_clipped(runs[0].name)}, nats per token",
-        zero=True,
     )
     return elements.legend([run.name for run in runs]) + elements.figure(
         drawn, "Below zero: lower loss than the first run."
@@ -155,7 +161,7 @@ def _clipped(name: str) -> str:
 
 def _loss(runs: Sequence[Run]) -> str:
     """Loss over tokens and over FLOPs: training smoothed over its raw values, held-out as dots."""
-    figures = []
+    figures: list[str] = []
     for key, over in (("tokens", "training tokens"), ("train_flops", "training FLOPs, causal")):
         raw, smooth, dots = [], [], []
         for run in runs:
@@ -176,13 +182,10 @@ def _loss(runs: Sequence[Run]) -> str:
             y_label="loss, nats per token",
             limits=loss_limits(smooth, dots),
         )
-        figures.append(elements.figure(drawn, f"Loss over {over}."))
+        figures.append(elements.figure(drawn, _LOSS_CAPTION if figures else ""))
     if not figures:
         return elements.section("Loss", elements.paragraph("No losses were logged.", "soft"))
-    how = "Lines: training loss, smoothed, over the loss of each step. Dots: held-out loss."
-    return elements.section(
-        "Loss", elements.paragraph(how, "soft small"), elements.legend([run.name for run in runs]), *figures
-    )
+    return elements.section("Loss", elements.legend([run.name for run in runs]), *figures)
 
 
 def _profiles(runs: Sequence[Run]) -> str:
@@ -268,7 +271,7 @@ def _bars(runs: Sequence[Run], baselines: Sequence[dict[str, float]]) -> str:
             values.append((run.name, bits, colour(index)))
     for key, label in _BASELINES.items():
         for bits in dict.fromkeys(found[key] for found in baselines if key in found):
-            values.append((label, bits, "var(--soft)"))
+            values.append((label, bits, "var(--base)"))
     if not values:
         return elements.paragraph("No held-out numbers yet.", "soft")
     return elements.paragraph("Held-out bits per byte; lower is better.", "soft small") + elements.bars(values)
@@ -293,7 +296,7 @@ def _speed(runs: Sequence[Run]) -> str:
         ("MFU, causal FLOPs", [elements.percent(median(run, "mfu_causal")) for run in runs]),
         ("MFU, full-attention FLOPs", [elements.percent(median(run, "mfu_full")) for run in runs]),
         ("waiting for data", [elements.percent(wait(run)) for run in runs]),
-        ("largest memory per device", [elements.short(memory(run), "B") for run in runs]),
+        ("peak memory of a device", [elements.short(memory(run), "B") for run in runs]),
         ("skipped steps", [elements.count(run.last("skipped_steps")) for run in runs]),
     ]
     lines = [
