@@ -30,7 +30,6 @@ def _compilation_cache() -> None:
     if not jax.config.values["jax_compilation_cache_dir"]:
         base = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
         jax.config.update("jax_compilation_cache_dir", os.path.join(base, "tlm_jax", "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
