@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prepares the store; 0 when it is complete, 75 when interrupted: the same command goes on."""
-    if overrides:
-        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    inputs = [*args.inputs, *(text for text in overrides if not text.startswith("-"))]  # those after an option
+    if unknown := [text for text in overrides if text.startswith("-")]:
+        raise UserError(f"unknown argument {unknown[0]!r}", where="command line")
     if args.document_bytes < 1:
         raise UserError(f"must be at least 1, not {args.document_bytes}", where="--document-bytes")
     if args.workers < 0:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         tokenizer = load_tokenizer(args.tokenizer)
-        store = prepare(args.inputs, tokenizer, args.output, settings, workers=args.workers, on_error=args.on_error)
+        store = prepare(inputs, tokenizer, args.output, settings, workers=args.workers, on_error=args.on_error)
     except KeyboardInterrupt:
         print("tlm prepare: interrupted; the same command goes on from here", file=sys.stderr)
         return EXIT_RESUMABLE
