@@ -111,7 +111,16 @@ def failing_late(monkeypatch: pytest.MonkeyPatch, error: Exception, then: thread
     monkeypatch.setattr(ocp, "save_checkpointables_async", dispatch_and_fail)
 
 
-@pytest.mark.parametrize("call", ["due_by_time", "wait", "close", "save", "leave"])
+CALLS: dict[str, Callable[[CheckpointManager], object]] = {
+    "due_by_time": CheckpointManager.due_by_time,
+    "save": lambda manager: manager.save(2, STATE, {}),
+    "wait": CheckpointManager.wait,
+    "close": CheckpointManager.close,
+    "leave": lambda manager: manager.__exit__(None, None, None),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_every_call_tells_of_a_background_failure(
     tmp_path: Path, manager_at: Callable[..., CheckpointManager], monkeypatch: pytest.MonkeyPatch, call: str
 ):
@@ -120,13 +129,7 @@ def test_every_call_tells_of_a_background_failure(
     manager.save(1, STATE, {}, force=True)
     manager._in_flight.join(10)
     with pytest.raises(UserError, match="step 1 could not be written: the file system is read-only"):
-        if call == "save":
-            manager.save(2, STATE, {})
-        elif call == "leave":
-            with manager:
-                pass
-        else:
-            getattr(manager, call)()
+        CALLS[call](manager)
     manager.close()
 
 
@@ -144,9 +147,14 @@ def test_the_error_in_hand_is_not_hidden(
     tmp_path: Path, manager_at: Callable[..., CheckpointManager], monkeypatch: pytest.MonkeyPatch
 ):
     failing_late(monkeypatch, OSError(28, "No space left on device"))
-    with pytest.raises(ZeroDivisionError) as caught, manager_at(tmp_path) as manager:
-        manager.save(1, STATE, {}, force=True)
-        raise ZeroDivisionError
+
+    def fail_while_saving() -> None:
+        with manager_at(tmp_path) as manager:
+            manager.save(1, STATE, {}, force=True)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail_while_saving()
     assert "the disk is full" in caught.value.__notes__[0]
 
 

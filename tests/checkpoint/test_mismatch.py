@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from small_state import abstract, make_params, make_state, make_mesh
+from small_state import abstract, make_mesh, make_params, make_state
 
 from tlm_jax.checkpoint.manager import CheckpointManager
 from tlm_jax.checkpoint.restore import restore_parameters

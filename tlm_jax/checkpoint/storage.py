@@ -104,7 +104,7 @@ def discard_unfinished() -> None:
 
 
 def ignore_late_reads() -> None:
-    """After a failed load, reads that end when its event loop is closed say so from TensorStore's threads: be silent."""
+    """After a failed load, silences its last reads, which find the event loop closed and say so from other threads."""
     hook = sys.unraisablehook
 
     def without_late_reads(unraisable: Any) -> None:
