@@ -116,7 +116,7 @@ def _no_plateaus(config: ConfigDict) -> list[UserError]:
 
 
 def _listed(config: ConfigDict) -> tuple[int, ...]:
-    """The widths of schedule=list, which must agree with the keys that speak of them."""
+    """The widths of schedule=list, one for each of num_layers; d_ff, like the ratios, has no part in it."""
     p, where = config.profile, "config.profile.layers"
     if not isinstance(p.layers, (list, tuple)) or not all(is_integer(width) and width > 0 for width in p.layers):
         raise UserError(f"schedule=list needs the d_ff of each layer, not {p.layers!r}", where=where)
@@ -128,16 +128,6 @@ def _listed(config: ConfigDict) -> tuple[int, ...]:
                 f"{len(widths)} widths for num_layers={p.num_layers}",
                 where=where,
                 mend=f"set profile.num_layers={len(widths)}",
-            )
-        )
-    elif sum(widths) != p.num_layers * p.d_ff:
-        mean, rest = divmod(sum(widths), p.num_layers)
-        mend = f"set profile.d_ff={mean}" if not rest else "make the sum a multiple of num_layers"
-        problems.append(
-            UserError(
-                f"the widths sum to {sum(widths)}, not num_layers · d_ff = {p.num_layers * p.d_ff}",
-                where=where,
-                mend=mend,
             )
         )
     odd = [index for index, width in enumerate(widths) if width % p.multiple_of]
