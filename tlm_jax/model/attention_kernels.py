@@ -41,7 +41,8 @@ def masked_attention(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, ma
     return jnp.einsum("BGRTS,BGSK->BGRTK", weights_BGRTS, v_BGSK).reshape(B, H, T, K)
 
 
-def _reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+def reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    """CPU: by definition."""
     T = q_BHTK.shape[2]
     mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
     if segment_ids_BT is not None:
@@ -49,13 +50,21 @@ def _reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_
     return masked_attention(q_BHTK, k_BGSK, v_BGSK, mask_BTS)
 
 
-def _splash(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+def splash(
+    q_BHTK: jax.Array,
+    k_BGSK: jax.Array,
+    v_BGSK: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """TPU: blocks of the causal triangle only, documents masked inside the kernel."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     T = q_BHTK.shape[2]
     block = next(size for size in (512, 256, 128) if T % size == 0)
-    sizes = splash.BlockSizes(
+    sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=block,
         block_kv_compute=block,
@@ -68,8 +77,10 @@ def _splash(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids
 
     def local(q_HTK: jax.Array, k_GSK: jax.Array, v_GSK: jax.Array, segments_T: jax.Array | None) -> jax.Array:
         mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * q_HTK.shape[0])
-        kernel = splash.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
-        segments = None if segments_T is None else splash.SegmentIds(q=segments_T, kv=segments_T)
+        kernel = kernels.make_splash_mha(
+            mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, interpret=interpret
+        )
+        segments = None if segments_T is None else kernels.SegmentIds(q=segments_T, kv=segments_T)
         return kernel(q_HTK, k_GSK, v_GSK, segment_ids=segments)
 
     return _on_each_device(jax.vmap(local, in_axes=(0, 0, 0, None if segment_ids_BT is None else 0)))(
@@ -77,19 +88,28 @@ def _splash(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids
     )
 
 
-def _pallas_gpu(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+def pallas_gpu(
+    q_BHTK: jax.Array,
+    k_BGSK: jax.Array,
+    v_BGSK: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """GPU: the Triton kernel that takes segment ids."""
     from jax.experimental.pallas.ops.gpu import attention as gpu
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
         # The kernel wants as many key heads as query heads.
         k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-        return gpu.mha(q, k, v, segments, sm_scale=1.0, causal=True).swapaxes(1, 2)
+        return gpu.mha(q, k, v, segments, sm_scale=1.0, causal=True, interpret=interpret).swapaxes(1, 2)
 
     return _on_each_device(local)(q_BHTK, k_BGSK, v_BGSK, segment_ids_BT)
 
 
-def _cudnn(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+def cudnn(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    """GPU: cuDNN's, without documents."""
     del segment_ids_BT  # the table offers this row only without them
     q, k, v = (x.swapaxes(1, 2) for x in (q_BHTK, k_BGSK, v_BGSK))
     return jax.nn.dot_product_attention(q, k, v, scale=1.0, is_causal=True, implementation="cudnn").swapaxes(1, 2)
@@ -129,10 +149,10 @@ class Kernel:
 
 
 KERNELS = (
-    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa"}), 128, False, _splash),
-    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa"}), 128, False, _pallas_gpu),
-    Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, _cudnn),
-    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa"}), 1, True, _reference),
+    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa"}), 128, False, splash),
+    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa"}), 128, False, pallas_gpu),
+    Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, cudnn),
+    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa"}), 1, True, reference),
 )
 
 

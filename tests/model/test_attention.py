@@ -1,0 +1,106 @@
+"""The rows of the attention table against a definition in float64 NumPy, and the choice among them."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tlm_jax.errors import UserError
+from tlm_jax.model import attention_kernels
+from tlm_jax.model.attention_kernels import KERNELS, choose
+
+
+def by_definition(q, k, v, segments):
+    """Loops over query heads and rows: [B, H, T, K] in float64."""
+    B, H, T, _ = q.shape
+    out = np.zeros(q.shape, np.float64)
+    for b, h, t in itertools.product(range(B), range(H), range(T)):
+        seen = [s for s in range(t + 1) if segments is None or segments[b, s] == segments[b, t]]
+        g = h * k.shape[1] // H
+        logits = k[b, g, seen].astype(np.float64) @ q[b, h, t].astype(np.float64)
+        weights = np.exp(logits - logits.max())
+        out[b, h, t] = weights / weights.sum() @ v[b, g, seen].astype(np.float64)
+    return out
+
+
+def inputs(T=128, H=4, G=2, K=16, B=2):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(B, n, T, K)).astype(np.float32) for n in (H, G, G))
+    segments = np.cumsum(rng.random((B, T)) < 0.05, axis=1).astype(np.int32) + 1
+    return q * K**-0.5, k, v, segments
+
+
+@pytest.mark.parametrize("with_segments", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        attention_kernels.reference,
+        partial(attention_kernels.splash, interpret=True),
+        partial(attention_kernels.pallas_gpu, interpret=True),
+    ],
+    ids=["reference", "splash", "pallas"],
+)
+def test_values_against_the_definition(function, with_segments):
+    q, k, v, segments = inputs(K=128 if getattr(function, "func", None) is attention_kernels.splash else 16)
+    segments = segments if with_segments else None
+    got = jax.jit(function)(q, k, v, segments)
+    np.testing.assert_allclose(got, by_definition(q, k, v, segments), atol=2e-5)
+
+
+@pytest.mark.parametrize("function", [attention_kernels.splash, attention_kernels.pallas_gpu], ids=["splash", "pallas"])
+def test_kernel_gradients_against_reference(function):
+    q, k, v, segments = inputs(T=128, K=128, B=1)
+    weight = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
+
+    def loss(f, q, k, v):
+        return jnp.sum(f(q, k, v, segments) * weight)
+
+    want = jax.jit(jax.grad(partial(loss, attention_kernels.reference), argnums=(0, 1, 2)))(q, k, v)
+    got = jax.jit(jax.grad(partial(loss, partial(function, interpret=True)), argnums=(0, 1, 2)))(q, k, v)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("platform", "features", "name"),
+    [
+        ("tpu", {"segments", "gqa"}, "splash"),
+        ("gpu", {"segments"}, "pallas"),
+        ("cuda", {"segments"}, "pallas"),
+        ("cpu", {"segments", "gqa"}, "reference"),
+    ],
+)
+def test_choice(platform, features, name):
+    assert choose(platform, features, 1024).name == name
+
+
+def test_no_accelerator_row_is_quadratic():
+    assert all(not row.quadratic for row in KERNELS if row.platforms - {"cpu"})
+
+
+@pytest.mark.parametrize(
+    ("platform", "features", "length", "requested", "text"),
+    [
+        ("gpu", {"segments"}, 1000, "auto", "multiples of 128, not 1000"),
+        ("gpu", {"segments"}, 1024, "cudnn", "cudnn has no segments"),
+        ("cpu", set(), 64, "splash", "splash does not run on cpu"),
+        ("tpu", set(), 1024, "flash", "not one of auto, splash"),
+    ],
+)
+def test_what_no_row_serves_is_an_error(platform, features, length, requested, text):
+    with pytest.raises(UserError, match=text):
+        choose(platform, features, length, requested)
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_splash_lowers_for_tpu_without_quadratic_memory(segmented):
+    shapes = [jax.ShapeDtypeStruct((1, n, 1024, 128), jnp.bfloat16) for n in (4, 2, 2)]
+    segments = jax.ShapeDtypeStruct((1, 1024), jnp.int32) if segmented else None
+    text = jax.jit(attention_kernels.splash).trace(*shapes, segments).lower(lowering_platforms=("tpu",)).as_text()
+    assert "tpu_custom_call" in text
+    assert "1024x1024" not in text
