@@ -16,7 +16,7 @@ VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
 
 
 class Page(HTMLParser):
-    """Checks that tags nest, and collects text, attributes and identifiers."""
+    """Checks that tags nest, and collects text and (tag, attribute, value), each tag once without an attribute."""
 
     def __init__(self, source):
         super().__init__()
@@ -25,7 +25,7 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        self.attributes += [(tag, *attribute) for attribute in attrs]
+        self.attributes += [(tag, "", ""), *((tag, *attribute) for attribute in attrs)]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -41,20 +41,26 @@ class Page(HTMLParser):
             self.text += data
 
 
-@pytest.fixture
-def twins(tmp_path):
-    cosine = make_run(tmp_path, "twin-cosine", steps=100)
-    return [str(cosine), str(make_run(tmp_path, "twin-uniform", steps=100, schedule="uniform", final_loss=3.25))]
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    cosine = make_run(root, "twin-cosine", steps=100)
+    return [str(cosine), str(make_run(root, "twin-uniform", steps=100, schedule="uniform", final_loss=3.25))]
 
 
-def report(runs, tmp_path):
-    output = tmp_path / "report.html"
+def report(runs, directory):
+    output = directory / "report.html"
     assert main(["report", *runs, f"--output={output}"]) == 0
     return output.read_text(encoding="utf-8")
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_outside(twins, tmp_path):
-    source = report(twins, tmp_path)
+@pytest.fixture(scope="module")
+def source(twins, tmp_path_factory):
+    """The page about the twins."""
+    return report(twins, tmp_path_factory.mktemp("page"))
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_outside(source):
     page = Page(source)
     for tag, name, value in page.attributes:
         assert tag not in ("link", "script", "img", "iframe")
@@ -69,8 +75,7 @@ def test_the_page_is_well_formed_and_needs_nothing_from_outside(twins, tmp_path)
     assert referred <= set(identifiers)
 
 
-def test_colours_follow_the_theme(twins, tmp_path):
-    source = report(twins, tmp_path)
+def test_colours_follow_the_theme(source):
     assert "prefers-color-scheme: dark" in source
     charts = re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL)
     assert len(charts) == 2 * 5  # difference, loss twice, profiles, gradient norm; each wide and narrow
@@ -80,8 +85,8 @@ def test_colours_follow_the_theme(twins, tmp_path):
         assert "var(--soft)" in drawing
 
 
-def test_what_the_page_tells(twins, tmp_path):
-    text = Page(report(twins, tmp_path)).text
+def test_what_the_page_tells(source):
+    text = Page(source).text
     for told in (
         "5,573,888",  # parameters
         "35,782,656",  # training FLOPs, causal
@@ -104,8 +109,8 @@ def test_what_the_page_tells(twins, tmp_path):
     assert "It was a fine day, and <b>nobody</b>" in text
 
 
-def test_the_difference_is_stated_without_a_winner(twins, tmp_path):
-    text = Page(report(twins, tmp_path)).text
+def test_the_difference_is_stated_without_a_winner(source):
+    text = Page(source).text
     assert "twin-uniform less twin-cosine" in text
     assert "+0.0500 nats per token, +0.0212 bits per byte" in text
     assert "The budgets are equal" in text
@@ -154,8 +159,8 @@ def test_text_of_runs_cannot_become_markup(tmp_path):
     assert evil in page.text
 
 
-def test_the_same_runs_give_the_same_page(twins, tmp_path):
-    assert report(twins, tmp_path) == report(twins, tmp_path)
+def test_the_same_runs_give_the_same_page(twins, source, tmp_path):
+    assert report(twins, tmp_path) == source
 
 
 @pytest.mark.parametrize(
