@@ -109,7 +109,7 @@ def test_baselines_are_of_the_same_text(run, capsys):
     texts = [json.loads(line)["text"] for line in run.held_out_file.read_text().splitlines()]
     expected = {
         "gzip_bits_per_byte": gzip_bits_per_byte(texts),
-        "smoothed_bigram_bits_per_byte": smoothed_bigram_bits_per_byte(run.store),
+        "bigram_bits_per_byte": smoothed_bigram_bits_per_byte(run.store),
     }
     for data in ([], [f"--data={run.store.path}"], [f"--data={run.held_out_file}"]):
         result = evaluate(capsys, f"--checkpoint={run.workdir}", "--baselines", *data)

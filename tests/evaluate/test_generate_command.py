@@ -64,14 +64,14 @@ def test_json_lines_in_a_file(run, greedy, capsys, tmp_path):
     assert draw(2) != first.replace('"seed": 1', '"seed": 2')
 
 
-def test_plain_prompts_one_a_line(run, capsys, tmp_path):
-    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+def test_plain_prompts_one_a_line_and_a_json_list(run, capsys, tmp_path):
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.json"
     prompts.write_text("one\ntwo\n")
     assert (
         generate(f"--checkpoint={run.workdir}", f"--prompts-file={prompts}", f"--output={output}", "--max-new-tokens=1")
         == 0
     )
-    assert [json.loads(line)["prompt"] for line in output.read_text().splitlines()] == ["one", "two"]
+    assert [record["prompt"] for record in json.loads(output.read_text())] == ["one", "two"]
 
 
 def test_bad_input_is_one_line(run, capsys, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from tlm_jax.data.documents import Document, DocumentFormat, find_inputs, read_d
 from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte, split_texts
+from tlm_jax.evaluate.output import write_whole
 from tlm_jax.evaluate.perplexity import held_out_metrics
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.train.setup import validation_batch_size
@@ -89,20 +89,6 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return EXIT_COMPLETE
 
 
-def write_whole(path: str, text: str) -> None:
-    """Writes a file under another name first, so that it is never seen in part.
-
-    Raises:
-      UserError: it cannot be written.
-    """
-    draft = Path(f"{path}.tmp")
-    try:
-        draft.write_text(text)
-        os.replace(draft, path)
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
-
-
 def _open_data(args: argparse.Namespace, source: Checkpointed) -> TokenStore | MemoryStore:
     if not args.data:
         return _run_store(source)
@@ -169,7 +155,7 @@ def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[st
     counted = store if isinstance(store, TokenStore) else _run_store(source)
     return {
         "gzip_bits_per_byte": gzip_bits_per_byte(split_texts(held_out, source.tokenizer)),
-        "smoothed_bigram_bits_per_byte": smoothed_bigram_bits_per_byte(counted, held_out),
+        "bigram_bits_per_byte": smoothed_bigram_bits_per_byte(counted, held_out),
     }
 
 

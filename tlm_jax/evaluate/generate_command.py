@@ -13,9 +13,9 @@ import jax
 
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
-from tlm_jax.evaluate.eval_command import write_whole
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
-from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
+from tlm_jax.evaluate.output import write_whole
+from tlm_jax.evaluate.restored import DTYPES, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 
 _SEPARATOR = "-" * 80
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     with jax.set_mesh(mesh):
         completions = complete(generator, encoded, source.tokenizer, seed=args.seed, stop=args.stop, on_text=shown.hear)
     if args.output:
-        records = (_record(*pair, source, args) for pair in zip(prompts, completions, strict=True))
-        write_whole(args.output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        records = [_record(*pair, source.step, args) for pair in zip(prompts, completions, strict=True)]
+        write_whole(args.output, _to_json(records, lines=_is_json_lines(args.output)))
         print(f"{len(completions)} completions in {args.output}", file=sys.stderr)
     else:
         shown.rest(completions)
@@ -123,7 +123,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     lines = text.removesuffix("\n").split("\n")
     if not text:
         raise UserError("holds no prompt", where=args.prompts_file)
-    if not args.prompts_file.endswith((".jsonl", ".ndjson")):
+    if not _is_json_lines(args.prompts_file):
         return args.prompt + lines
     prompts = []
     for number, line in enumerate(lines, 1):
@@ -137,14 +137,23 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     return args.prompt + prompts
 
 
-def _record(prompt: str, completion: Completion, source: Checkpointed, args: argparse.Namespace) -> dict[str, Any]:
+def _is_json_lines(path: str) -> bool:
+    return path.endswith((".jsonl", ".ndjson"))
+
+
+def _to_json(records: Sequence[dict[str, Any]], lines: bool) -> str:
+    if lines:
+        return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return json.dumps(records, ensure_ascii=False, indent=1) + "\n"
+
+
+def _record(prompt: str, completion: Completion, step: int, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "completion": completion.text,
         "finish_reason": completion.finish_reason,
         "tokens": completion.num_tokens,
-        "checkpoint": str(source.path),
-        "step": source.step,
+        "step": step,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,
