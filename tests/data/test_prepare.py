@@ -188,7 +188,7 @@ def test_a_finished_store_is_left_alone(mixed_inputs: list[str], capsys: pytest.
         assert "tlm train" in capsys.readouterr().out
     before = Path("store/manifest.json").stat().st_mtime_ns
     assert cli.main([*_arguments("store"), "--holdout=0.3"]) == 2
-    assert "other settings (holdout)" in capsys.readouterr().err
+    assert "begun with other --holdout;" in capsys.readouterr().err
     assert Path("store/manifest.json").stat().st_mtime_ns == before
 
 
@@ -206,12 +206,12 @@ def _stop_halfway(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None
 @pytest.mark.parametrize(
     ("change", "differs"),
     [
-        (lambda: ["--tokenizer=t.model"], "tokenizer"),
-        (lambda: ["--holdout=0.2"], "holdout"),
-        (lambda: ["--text-field=body"], "layout"),
-        (lambda: ["--dtype=uint32"], "dtype"),
-        (lambda: ["b.txt"], "inputs"),
-        (lambda: os.utime("a.jsonl", ns=(5, 5)) or [], "modified"),
+        (lambda: ["--tokenizer=t.model"], "--tokenizer;"),
+        (lambda: ["--holdout=0.2"], "--holdout;"),
+        (lambda: ["--text-field=body"], "--text-field, "),
+        (lambda: ["--dtype=uint32"], "--dtype;"),
+        (lambda: ["b.txt"], "inputs, "),
+        (lambda: os.utime("a.jsonl", ns=(5, 5)) or [], "other contents of the inputs;"),
     ],
 )
 def test_half_done_work_goes_on_only_as_it_was_begun(
@@ -226,8 +226,20 @@ def test_half_done_work_goes_on_only_as_it_was_begun(
     _stop_halfway(monkeypatch, _arguments("store"))
     assert cli.main([*_arguments("store"), *change()]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "was begun with other settings" in error
+    assert "was begun with other " in error
     assert differs in error
+
+
+def test_where_nothing_is_finished_the_input_may_be_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"text": "x"}\n{"text": \n')
+    assert cli.main(_arguments("store")) == 2
+    assert "a.jsonl:2: malformed JSON" in capsys.readouterr().err
+    Path("a.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
+    assert cli.main(_arguments("store")) == 0
+    assert "2 documents" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small_units")

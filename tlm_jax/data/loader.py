@@ -7,13 +7,12 @@ says where a run stands, whatever the batch size, the number of hosts or the num
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import multiprocessing
-import os
+import queue
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import grain
@@ -22,66 +21,86 @@ from absl import flags
 
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.data.windows import Windows
+from tlm_jax.data.workers import exit_with_parent, signals_held_back
 from tlm_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
 # grain's index shuffle works on 32-bit indices.
 _MAX_WINDOWS = 2**32 - 1
-# Batches read ahead: enough to hide a slow read, few enough that memory stays small beside a step's.
-_READ_AHEAD = 8
-_READ_AHEAD_PER_WORKER = 2
+# Batches read before they are asked for: enough to hide a slow read, few enough to be small beside a step's memory.
+_READ_AHEAD = 4
+
+
+class _ReadAhead:
+    """Takes batches from an iterator in a thread, a few before they are asked for."""
+
+    def __init__(self, batches: grain.DatasetIterator) -> None:
+        self._batches = batches
+        self._queue: queue.Queue[Batch | Exception] = queue.Queue(_READ_AHEAD)
+        self._closing = threading.Event()
+        # The thread, and so the worker processes that it starts, inherit which signals are blocked.
+        with signals_held_back(signal.SIGINT, signal.SIGTERM):
+            self._thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                # A copy: workers' batches lie in shared memory that would live and leak with them.
+                batch = {key: np.array(values) for key, values in next(self._batches).items()}
+            except Exception as error:
+                self._queue.put(error)
+                return
+            self._queue.put(batch)
+
+    def next(self) -> Batch:
+        item = self._queue.get()
+        if isinstance(item, Exception):
+            self._queue.put(item)  # for whoever asks again
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._closing.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()
+            self._thread.join(0.01)
+        self._batches.close()
 
 
 class TrainLoader:
-    """An endless iterator of training batches; made by `train_loader`.
+    """An endless iterator of training batches, and a context manager; made by `train_loader`.
 
     Attributes:
       next_index: windows consumed over all hosts; a loader given it as `start_index` goes on exactly from here.
       identity: what the order depends on; a saved index means the same only under an equal identity.
     """
 
-    def __init__(self, windows: Windows, identity: dict[str, Any], global_batch_size: int, start_index: int) -> None:
-        self.windows = windows
+    def __init__(
+        self, batches: grain.DatasetIterator, identity: dict[str, Any], global_batch_size: int, start_index: int
+    ) -> None:
         self.identity = identity
         self.next_index = start_index
         self._global_batch_size = global_batch_size
-        self._iterator: Iterator[Batch] | None = None
-        self._in_shared_memory = False
-
-    def start(self, dataset: grain.MapDataset, num_workers: int) -> None:
-        """Begins to read `dataset`, this host's batches from `start_index` on, in the background."""
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_READ_AHEAD_PER_WORKER)
-        if not num_workers:
-            options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=_READ_AHEAD)
-        batches = dataset.to_iter_dataset(options)
-        if num_workers:
-            if not flags.FLAGS.is_parsed():  # grain reads its own absl flags, which only absl.app.run parses
-                flags.FLAGS.mark_as_parsed()
-            workers = grain.multiprocessing.MultiprocessingOptions(num_workers, _READ_AHEAD_PER_WORKER)
-            batches = batches.mp_prefetch(workers, worker_init_fn=_follow_parent)
-            self._in_shared_memory = True
-        iterator = iter(batches)
-        with _signals_held_back():
-            iterator.start_prefetch()
-        self._iterator = iterator
+        self._read_ahead: _ReadAhead | None = _ReadAhead(batches)
 
     def __iter__(self) -> TrainLoader:
         return self
 
     def __next__(self) -> Batch:
-        if self._iterator is None:
+        if self._read_ahead is None:
             raise ValueError("the loader is closed")
-        batch = next(self._iterator)
+        batch = self._read_ahead.next()
         self.next_index += self._global_batch_size
-        # Workers' batches lie in shared memory, which a batch must not hold on to beyond its worker's life.
-        return {key: np.array(values) for key, values in batch.items()} if self._in_shared_memory else batch
+        return batch
 
     def close(self) -> None:
-        """Stops the background reading; a closed loader keeps its `next_index`."""
-        if self._iterator is not None:
-            self._iterator.close()  # type: ignore[attr-defined]
-            self._iterator = None
+        """Stops the reading and its processes; a closed loader keeps its `next_index`."""
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+            self._read_ahead = None
 
     def __enter__(self) -> TrainLoader:
         return self
@@ -90,30 +109,8 @@ class TrainLoader:
         self.close()
 
 
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Worker processes started inside never see Ctrl-C or SIGTERM: how a run stops is its main process's decision."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-def _follow_parent(worker_index: int, worker_count: int) -> None:
-    """Ends a worker process when its parent is killed, which could not tell it to stop."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _start_worker(worker_index: int, worker_count: int) -> None:
+    exit_with_parent()
 
 
 def _grain_seed(seed: int) -> int:
@@ -164,10 +161,14 @@ def train_loader(
         "seed": seed,
     }
     endless = grain.MapDataset.source(windows).shuffle(seed=_grain_seed(seed)).repeat()
-    share = endless[start_index + host_index :: host_count]
-    loader = TrainLoader(windows, identity, global_batch_size, start_index)
-    loader.start(share.batch(host_batch_size, drop_remainder=True), num_workers)
-    return loader
+    share = endless[start_index + host_index :: host_count].batch(host_batch_size, drop_remainder=True)
+    batches = share.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    if num_workers:
+        if not flags.FLAGS.is_parsed():  # grain reads its own absl flags, which only absl.app.run parses
+            flags.FLAGS.mark_as_parsed()
+        workers = grain.multiprocessing.MultiprocessingOptions(num_workers, per_worker_buffer_size=2)
+        batches = batches.mp_prefetch(workers, worker_init_fn=_start_worker)
+    return TrainLoader(iter(batches), identity, global_batch_size, start_index)
 
 
 def check_identity(saved: dict[str, Any], current: dict[str, Any], where: str) -> None:

@@ -160,33 +160,44 @@ def _is_complete(output: Path, description: dict[str, Any]) -> bool:
     return True
 
 
+# How messages call the parts of a description.
+_CALLED = {
+    "tokenizer": "--tokenizer",
+    "dtype": "--dtype",
+    "holdout": "--holdout",
+    "layout": "--text-field, --split-text or --document-bytes",
+    "inputs": "inputs",
+    "modified": "contents of the inputs",
+}
+
+
 def _other_store(output: Path, before: dict[str, Any], now: dict[str, Any]) -> UserError:
-    differs = ", ".join(key for key in now if key in before and before[key] != now[key])
+    differs = ", ".join(name for key, name in _CALLED.items() if key in before and before[key] != now[key])
     return UserError(
-        f"the output was begun with other settings ({differs})",
+        f"the output was begun with other {differs}",
         where=str(output),
-        mend="give the old ones, choose another --output, or delete it",
+        mend="go back to those, choose another --output, or delete it",
     )
 
 
 def _begin(output: Path, description: dict[str, Any]) -> None:
     """Writes the plan, or checks that the one found is equal, and clears what killed processes left half-written."""
     file = output / _PLAN
+    for leftover in output.glob(f"**/*{PARTIAL}*"):
+        leftover.unlink(missing_ok=True)
     if file.is_file():
         try:
             before = json.loads(file.read_bytes())
         except ValueError as error:
             raise UserError("the plan cannot be read", where=str(file), mend="delete the output") from error
-        if before != description:
+        finished = any((output / UNITS).glob("*"))
+        if before != description and finished:
             raise _other_store(output, before, description)
     elif any(output.iterdir()):
         raise UserError("the directory is not empty and is no token store", where=str(output))
+    write_atomically(file, json.dumps(description).encode())
     for directory in (UNITS, *SPLITS):
         (output / directory).mkdir(exist_ok=True)
-        for leftover in (output / directory).glob(f"*{PARTIAL}*"):
-            leftover.unlink(missing_ok=True)
-    if not file.is_file():
-        write_atomically(file, json.dumps(description).encode())
 
 
 def _run_units(plan: Plan, workers: int) -> list[dict[str, Any]]:

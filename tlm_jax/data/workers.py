@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -43,7 +44,7 @@ def run_jobs(function: Callable[[Any, int], Any], shared: Any, jobs: Sequence[in
     waiting = iter(jobs)
     processes: dict[Connection, Any] = {}
     try:
-        with _interrupts_held_back():
+        with signals_held_back(signal.SIGINT):
             for _ in range(workers):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(function, shared, theirs), daemon=True)
@@ -86,6 +87,7 @@ def _send_next(connection: Connection, waiting: Iterator[int]) -> bool:
 
 def _work(function: Callable[[Any, int], Any], shared: Any, connection: Connection) -> None:
     """The life of a worker process: it ends when its parent closes the connection, or is gone."""
+    exit_with_parent()
     while True:
         try:
             job = connection.recv()
@@ -101,11 +103,27 @@ def _work(function: Callable[[Any, int], Any], shared: Any, connection: Connecti
             return
 
 
+def exit_with_parent() -> None:
+    """Makes this worker process end as soon as its parent has, however it ended; a killed one cannot say so."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit with parent", daemon=True).start()
+
+
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, which the terminal sends to all: stopping is the parent's to do."""
-    resource_tracker.ensure_running()  # would otherwise unblock the signal itself while the first process starts
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def signals_held_back(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started inside never see these signals, which a terminal or scheduler may send to all of a run's.
+
+    How and when to stop is for the process that started them to decide.
+    """
+    resource_tracker.ensure_running()  # would otherwise unblock the signals itself when the first process starts
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

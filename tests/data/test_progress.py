@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tlm_jax.data import progress
+from tlm_jax.data.progress import ByteProgress
+
+
+def test_plain_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with ByteProgress("reading", 4_000_000) as shown:
+        shown.advance(1_000_000)
+        shown.advance(3_000_000)
+    output = capsys.readouterr()
+    assert output.out == "reading: 25% of 4.0 MB\nreading: 100% of 4.0 MB\n"
+    assert output.err == ""
+
+
+def test_a_bar_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    code = "from tlm_jax.data.progress import ByteProgress\nwith ByteProgress('reading', 8) as p: p.advance(8)"
+    environment = {**os.environ, "TERM": "xterm"}
+    result = subprocess.run([sys.executable, "-c", code], stderr=theirs, stdout=subprocess.PIPE, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert result.returncode == 0
+    assert result.stdout == b""
+    assert "reading" in shown
+    assert "8/8 bytes" in shown
