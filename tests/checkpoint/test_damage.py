@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_state import abstract, assert_equal, make_mesh, make_params, make_state
+from small_state import abstract, assert_equal, make_mesh, make_params, make_state, place
 
+from tlm_jax.checkpoint.checksum import checksums
 from tlm_jax.checkpoint.manager import CheckpointManager
 from tlm_jax.checkpoint.restore import read_metadata, restore_parameters
 from tlm_jax.errors import UserError
@@ -90,6 +92,33 @@ def test_large_arrays_that_lost_their_data(tmp_path: Path, manager_at: Callable[
     truncate(largest)
     with pytest.raises(UserError, match=r"1: the checkpoint is damaged: .*; there is no older complete checkpoint$"):
         restore_parameters(tmp_path, abstract(params))
+
+
+def test_every_changed_bit_of_the_data_is_noticed(tmp_path: Path, manager_at: Callable[..., CheckpointManager]):
+    """Random numbers are stored as they are, so a changed bit makes no decoding error."""
+    params = {"w": np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)}
+    with manager_at(tmp_path) as manager:
+        manager.save(1, {"params": params, "step": np.zeros((), np.int32)}, {}, force=True)
+    largest = max((tmp_path / "1" / "params").rglob("*"), key=lambda path: path.stat().st_size)
+    content, rng = largest.read_bytes(), np.random.default_rng(1)
+    for dtype in [None] * 10 + ["bfloat16"] * 5:
+        changed = bytearray(content)
+        changed[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        largest.write_bytes(changed)
+        with pytest.raises(UserError, match=r"1: the checkpoint is damaged: "):
+            restore_parameters(tmp_path, abstract(params), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool", "float16", "uint32"])
+def test_checksum_depends_on_each_element_and_its_place_but_not_on_the_mesh(dtype: str):
+    whole = jnp.asarray(np.random.default_rng(0).integers(0, 2, (4, 6, 8)), dtype)
+    known = checksums({"x": whole})["x"]
+    bits = np.asarray(whole).reshape(-1).astype(np.uint64)
+    one = int(np.asarray(jnp.ones((), dtype)).view(f"u{whole.dtype.itemsize}"))
+    assert known == int(sum(int(b) * one * (2 * i + 1) for i, b in enumerate(bits)) % 2**32)
+    assert checksums({"x": place(whole, make_mesh(2, 4))})["x"] == known
+    assert checksums({"x": whole[::-1]})["x"] != known
+    assert checksums({"x": whole.at[3, 5, 7].set(whole[3, 5, 7] == 0)})["x"] != known
 
 
 def test_a_copy_that_was_interrupted_does_not_count(saved: Path, manager_at: Callable[..., CheckpointManager]):

@@ -3,7 +3,7 @@
     <workdir>/checkpoints/<step>/params      parameters: all that evaluation reads
                                 /state       the other keys of the train state: optimizer, step, counters
                                 /data        JSON: where the data loader stands
-                                /metadata    JSON: config, profile, tokenizer
+                                /metadata    JSON: config, profile, tokenizer; the checksum of each array
 
 Nothing here touches a device or reads an array.
 """
@@ -24,6 +24,8 @@ PARAMS = "params"
 STATE = "state"
 DATA = "data"
 METADATA = "metadata"
+CHECKSUMS = "checksums"  # keys beside the metadata's own
+PERMANENT = "permanent"
 
 _COMPLETION_MARK = "_CHECKPOINT_METADATA"  # Orbax writes it last, just before the rename
 _TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of what Orbax has not finished

@@ -15,7 +15,7 @@ import jax
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from tlm_jax.checkpoint import layout, restore, storage
+from tlm_jax.checkpoint import checksum, layout, restore, storage
 from tlm_jax.checkpoint.layout import Metadata
 from tlm_jax.errors import EXIT_BAD_INPUT, UserError, raise_together
 
@@ -139,11 +139,12 @@ class CheckpointManager:
         if _from_first_process(layout.is_complete(path)):
             return False
         self._last_save_time = time.monotonic()
-        items = restore.split_items(state) | {
-            layout.DATA: data_state,
-            layout.METADATA: self._metadata.to_json() | {"permanent": permanent},
+        items = restore.split_items(state)
+        description = self._metadata.to_json() | {
+            layout.PERMANENT: permanent,
+            layout.CHECKSUMS: checksum.checksums(restore.items_by_name(items)),
         }
-        self._begin(step, path, items)
+        self._begin(step, path, items | {layout.DATA: data_state, layout.METADATA: description})
         return True
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
@@ -239,7 +240,7 @@ class CheckpointManager:
         for step in self.steps()[: -self._keep_last]:
             path = layout.step_directory(self.directory, step)
             try:
-                permanent = layout.read_json(path, layout.METADATA).get("permanent", True)
+                permanent = layout.read_json(path, layout.METADATA).get(layout.PERMANENT, True)
             except UserError:
                 continue  # damaged: not ours to throw away
             if not permanent:

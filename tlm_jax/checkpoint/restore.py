@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from tlm_jax.checkpoint import agreement, layout, storage
+from tlm_jax.checkpoint import agreement, checksum, layout, storage
 from tlm_jax.checkpoint.layout import Metadata
 from tlm_jax.errors import UserError
 
@@ -70,7 +70,8 @@ def restore_parameters(path: str | Path, abstract_params: Any, dtype: jax.typing
     Args:
       path: anything that `find_checkpoint` takes.
       abstract_params: pytree of `jax.ShapeDtypeStruct`; a leaf without sharding goes to the first local device.
-      dtype: floating parameters are cast to it; by default the stored dtypes must be those of `abstract_params`.
+      dtype: floating parameters are cast to it, after they have been loaded and verified; by default the stored
+        dtypes must be those of `abstract_params`.
 
     Returns:
       The parameters, a tree like `abstract_params`.
@@ -79,9 +80,10 @@ def restore_parameters(path: str | Path, abstract_params: Any, dtype: jax.typing
       UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
     path = find_checkpoint(path)
-    _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=dtype is not None)
-    target = jax.tree.map(lambda leaf: storage.with_sharding(leaf, dtype), abstract_params)
-    return _load(path, {layout.PARAMS: target})[layout.PARAMS]
+    stored = _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=dtype is not None)
+    target = agreement.with_dtypes(abstract_params, stored, layout.PARAMS)
+    params = _load(path, {layout.PARAMS: target})[layout.PARAMS]
+    return params if dtype is None else jax.tree.map(lambda x: _cast(x, dtype), params)
 
 
 def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Metadata]:
@@ -101,7 +103,7 @@ def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str,
     data_state = layout.read_json(path, layout.DATA)
     items = split_items(abstract_state)
     _require_items_agree(path, items)
-    loaded = _load(path, jax.tree.map(storage.with_sharding, items))
+    loaded = _load(path, items)
     return {layout.PARAMS: loaded[layout.PARAMS], **loaded[layout.STATE]}, data_state, metadata
 
 
@@ -111,29 +113,54 @@ def split_items(state: dict[str, Any]) -> dict[str, Any]:
     return {layout.PARAMS: state[layout.PARAMS], layout.STATE: rest}
 
 
-def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = False) -> None:
-    """Compares the stored trees with the wanted ones, all items together."""
-    layout.check_completion_mark(path)
-    stored: dict[str, Any] = {}
-    target: dict[str, Any] = {}
+def items_by_name(items: dict[str, Any]) -> dict[str, Any]:
+    """All leaves of all items by their dotted paths in the train state."""
+    named: dict[str, Any] = {}
     for item, tree in items.items():
-        prefix = item if item == layout.PARAMS else ""  # names as in the train state
-        stored |= agreement.leaves_by_name(_stored_tree(path, item), prefix)
-        target |= agreement.leaves_by_name(tree, prefix)
-    agreement.require_agreement(stored, target, path=path, any_float=any_float)
+        named |= agreement.leaves_by_name(tree, item if item == layout.PARAMS else "")
+    return named
+
+
+def _cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """A floating array in another dtype, in place of itself."""
+    if x.dtype == dtype or not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+        return x
+    cast = x.astype(dtype)
+    x.delete()
+    return cast
+
+
+def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = False) -> dict[str, Any]:
+    """Compares the stored trees with the wanted ones, all items together; returns the stored leaves by name."""
+    layout.check_completion_mark(path)
+    stored = items_by_name({item: _stored_tree(path, item) for item in items})
+    agreement.require_agreement(stored, items_by_name(items), path=path, any_float=any_float)
+    return stored
 
 
 def _stored_tree(path: Path, item: str) -> Any:
     """The tree of one item with a shape and dtype at each leaf."""
-    tree = _read(path, lambda: ocp.metadata(path, item).metadata)
-    if tree is None:  # Orbax only logs why
-        raise layout.damaged(path, f"the description of {item} cannot be read")
-    return tree
+
+    def describe() -> Any:
+        tree = ocp.metadata(path, item).metadata
+        if tree is None:  # Orbax only logs why
+            raise ValueError(f"the description of {item} cannot be read")
+        return tree
+
+    return _read(path, describe)
 
 
 def _load(path: Path, items: dict[str, Any]) -> dict[str, Any]:
-    """Loads items whose trees are known to agree."""
-    return _read(path, lambda: ocp.load_checkpointables(path, items))
+    """Loads items whose trees are known to agree, and verifies each array."""
+    wanted = layout.read_json(path, layout.METADATA).get(layout.CHECKSUMS, {})
+    target = jax.tree.map(storage.with_sharding, items)
+    loaded = _read(path, lambda: ocp.load_checkpointables(path, target))
+    found = checksum.checksums(items_by_name(loaded))
+    wrong = [name for name, value in found.items() if wanted.get(name) != value]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise layout.damaged(path, f"the data of {wrong[0]}{more} is not what was saved")
+    return loaded
 
 
 def _read(path: Path, read: Callable[[], T]) -> T:

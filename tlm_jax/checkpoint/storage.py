@@ -103,8 +103,13 @@ def discard_unfinished() -> None:
     gc.collect()
 
 
+def _not_a_late_read(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Task exception was never retrieved")
+
+
 def ignore_late_reads() -> None:
-    """After a failed load, silences its last reads, which find the event loop closed and say so from other threads."""
+    """After a failed load, silences its other reads: they end later, in other threads, and find nobody who waits."""
+    logging.getLogger("asyncio").addFilter(_not_a_late_read)
     hook = sys.unraisablehook
 
     def without_late_reads(unraisable: Any) -> None:
@@ -115,13 +120,7 @@ def ignore_late_reads() -> None:
         sys.unraisablehook = without_late_reads
 
 
-def with_sharding(leaf: jax.ShapeDtypeStruct, dtype: jax.typing.DTypeLike | None = None) -> jax.ShapeDtypeStruct:
-    """The leaf with a sharding: its own, or the first local device, so that the stored one is never used.
-
-    Args:
-      leaf: a shape and dtype, with or without sharding.
-      dtype: replaces a floating leaf's dtype.
-    """
+def with_sharding(leaf: Any) -> Any:
+    """A `jax.ShapeDtypeStruct` with a sharding: its own, or the first local device, so never the stored one."""
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    replace = dtype is not None and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
-    return jax.ShapeDtypeStruct(leaf.shape, dtype if replace else leaf.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
