@@ -161,7 +161,7 @@ train_halfway() {
   done
   finish || status=$?
   if [ "$STOPPED" -eq 0 ] && [ "$status" -eq 75 ]; then
-    say "local.sh: it exited with 75 at step $(last_step "$RUN"); the same command resumes it"
+    say "local.sh: it exited with 75, which launchers restart; the same command goes on"
   else
     check "$status" "$@"
   fi
@@ -178,7 +178,7 @@ else
 fi
 
 # The keys of the config that this script needs. A dry run without an environment shows placeholders.
-SCHEDULE=SCHEDULE VOCAB_SIZE=VOCAB_SIZE NUM_STEPS=0
+SCHEDULE=SCHEDULE VOCAB_SIZE=VOCAB_SIZE NUM_STEPS=0 CONTEXT=256
 if [ "$DRY_RUN" -eq 0 ] || command -v tlm >/dev/null; then
   KEYS=$(
     python - "$CONFIG" ${OVERRIDES[@]+"${OVERRIDES[@]}"} <<'PYTHON'
@@ -189,14 +189,15 @@ try:
     c = load_config(sys.argv[1], sys.argv[2:])
 except UserError as error:
     sys.exit(f"local.sh: error: {error}")
-print(c.profile.schedule, c.model.vocab_size, c.train.num_steps)
+print(c.profile.schedule, c.model.vocab_size, c.train.num_steps, c.data.sequence_length)
 PYTHON
   ) || exit 2
-  read -r SCHEDULE VOCAB_SIZE NUM_STEPS <<<"$KEYS"
+  read -r SCHEDULE VOCAB_SIZE NUM_STEPS CONTEXT <<<"$KEYS"
 fi
 if [ "$SCHEDULE" = uniform ]; then TWIN=0; fi
 TRAIN=(tlm train "--config=$CONFIG" "--workdir=$RUN" "--config.data.store=$STORE" ${OVERRIDES[@]+"${OVERRIDES[@]}"})
 TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.schedule=uniform "--config.name=$NAME-uniform")
+GENERATE=(--temperature=0.8 "--max-new-tokens=$((CONTEXT < 200 ? CONTEXT / 2 : 100))")
 RUNS=("$RUN")
 if [ "$TWIN" -eq 1 ]; then RUNS+=("$UNIFORM"); fi
 if [ "$DRY_RUN" -eq 0 ]; then mkdir -p "$OUTPUT" || fail "cannot create $OUTPUT"; fi
@@ -223,7 +224,7 @@ for each in "${RUNS[@]}"; do
     run tlm eval "--checkpoint=$each" --baselines "--output=$each/evaluation.json"
   fi
   if [ ! "$each/samples.json" -nt "$each/metrics.jsonl" ]; then
-    run tlm generate "--checkpoint=$each" "${PROMPTS[@]/#/--prompt=}" --max-tokens=80 "--output=$each/samples.json"
+    run tlm generate "--checkpoint=$each" "${PROMPTS[@]/#/--prompt=}" "${GENERATE[@]}" "--output=$each/samples.json"
   fi
 done
 
@@ -231,6 +232,22 @@ heading "report"
 run tlm report "${RUNS[@]}" "--output=$OUTPUT/report.html"
 
 heading "done"
+if [ "$DRY_RUN" -eq 0 ]; then
+  python - "${RUNS[@]}" <<'PYTHON'
+import json, pathlib, sys
+rows, baselines = [], {}
+for run in map(pathlib.Path, sys.argv[1:]):
+    found = json.loads((run / "evaluation.json").read_text())
+    rows.append((str(run), found["bits_per_byte"]))
+    baselines |= found["baselines"]
+rows.append(("bigram model of the whole training split", baselines["bigram_bits_per_byte"]))
+rows.append(("gzip -9", baselines["gzip_bits_per_byte"]))
+width = max(len(name) for name, _ in rows)
+print("held-out text, bits per byte (lower is better; one seed, so no winner between twins):")
+for name, value in rows:
+    print(f"  {name:<{width}}  {value:.4f}")
+PYTHON
+fi
 say "look at next:" \
   "  $OUTPUT/report.html          curves, profiles, budgets, samples; opens offline in a browser" \
   "  $RUN/evaluation.json         held-out loss and bits per byte, beside gzip and a bigram model" \

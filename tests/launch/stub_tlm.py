@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 NUM_STEPS = 100
+RESULT = {"bits_per_byte": 1.5, "baselines": {"gzip_bits_per_byte": 2.9, "bigram_bits_per_byte": 1.75}}
 
 
 def option(name: str) -> Path:
@@ -51,7 +52,7 @@ def main() -> int:
     if command == "prepare":
         option("output").mkdir(parents=True, exist_ok=True)
     else:
-        option("output").write_text("{}")
+        option("output").write_text(json.dumps(RESULT if command == "eval" else {}))
     return 0
 
 

@@ -81,6 +81,8 @@ def test_whole_run_interrupts_the_first_training_once_and_resumes_it(local, tmp_
     first, resumed, twin = (call for call in calls if call[0] == "train")
     assert first == resumed
     assert "exited with 75" in result.stdout
+    figures = [line.split()[-1] for line in result.stdout.partition("bits per byte")[2].splitlines()[1:5]]
+    assert figures == ["1.5000", "1.5000", "1.7500", "2.9000"]
     assert "--config.profile.schedule=uniform" in twin
     assert "--config.profile.schedule=uniform" not in first
     assert SHORT in first
