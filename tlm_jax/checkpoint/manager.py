@@ -148,10 +148,11 @@ class CheckpointManager:
         return True
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
+        # What may lie at `path` is no complete checkpoint: a copy that was interrupted, say.
+        overwrite = bool(_from_first_process(path.exists()))
         with storage.unheard(), storage.storage_context(self._timeout_seconds):
             try:
-                # What lies at `path` now is no complete checkpoint: a copy that was interrupted, say.
-                response = ocp.save_checkpointables_async(path, items, overwrite=path.exists())
+                response = ocp.save_checkpointables_async(path, items, overwrite=overwrite)
                 self._in_flight = _BackgroundSave(step, response.result, self._delete_superfluous)
                 return
             except Exception as error:
