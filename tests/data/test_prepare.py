@@ -268,17 +268,22 @@ def test_skipped_documents_are_counted_and_told(tmp_path: Path, monkeypatch, cap
 
 
 @pytest.mark.usefixtures("small_units")
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_first_problem_in_the_inputs_is_told_whoever_finds_it(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("order", ["begun", "backwards"])
+def test_the_first_problem_in_the_inputs_is_told_whichever_is_found_first(
+    tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": text}) for text in make_texts(400, seed=8)]
     for number in (90, 100, 200, 300):
         lines[number] = "{"
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    if order == "backwards":
+        monkeypatch.setattr(
+            "tlm_jax.data.prepare.run_jobs",
+            lambda function, plan, jobs, workers: (function(plan, job) for job in reversed(jobs)),
+        )
     with pytest.raises(UserError, match=r"a\.jsonl:91: malformed JSON"):
-        prepare(["a.jsonl"], ByteTokenizer(), "store", workers=workers)
+        prepare(["a.jsonl"], ByteTokenizer(), "store", workers=2)
 
 
 class _WideTokenizer(ByteTokenizer):
