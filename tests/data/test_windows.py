@@ -57,7 +57,7 @@ def test_every_token_but_document_starts_is_a_target_once(store: TokenStore, spl
 
 def test_shapes_and_dtypes(store: TokenStore) -> None:
     windows = Windows(store, "train", 33)
-    for window in (windows[0], windows[len(windows) - 1], windows.padding()):
+    for window in (windows[0], windows[len(windows) - 1]):
         assert {key: (np.shape(value), np.asarray(value).dtype.name) for key, value in window.items()} == {
             "inputs": ((33,), "int32"),
             "targets": ((33,), "int32"),
@@ -67,6 +67,14 @@ def test_shapes_and_dtypes(store: TokenStore) -> None:
             "bytes": ((), "int32"),
             "window": ((), "int64"),
         }
+    batch = windows.batch([2, -1])
+    for key, value in windows[2].items():
+        assert batch[key].dtype == value.dtype
+        assert np.array_equal(batch[key][0], value)
+    assert batch["window"].tolist() == [2, -1]
+    assert not batch["mask"][1].any()
+    assert not batch["segment_ids"][1].any()
+    assert batch["bytes"][1] == 0
     for outside in (-1, len(windows)):
         with pytest.raises(IndexError):
             windows[outside]

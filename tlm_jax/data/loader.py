@@ -35,8 +35,9 @@ _READ_AHEAD = 4
 class _ReadAhead:
     """Takes batches from an iterator in a thread, a few before they are asked for."""
 
-    def __init__(self, batches: grain.DatasetIterator) -> None:
+    def __init__(self, batches: grain.DatasetIterator, in_shared_memory: bool) -> None:
         self._batches = batches
+        self._in_shared_memory = in_shared_memory
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(_READ_AHEAD)
         self._closing = threading.Event()
         # The thread, and so the worker processes that it starts, inherit which signals are blocked.
@@ -47,8 +48,9 @@ class _ReadAhead:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                # A copy: workers' batches lie in shared memory that would live and leak with them.
-                batch = {key: np.array(values) for key, values in next(self._batches).items()}
+                batch = next(self._batches)
+                if self._in_shared_memory:  # which would live, and at the end leak, with the batch
+                    batch = {key: np.array(values) for key, values in batch.items()}
             except Exception as error:
                 self._queue.put(error)
                 return
@@ -79,12 +81,12 @@ class TrainLoader:
     """
 
     def __init__(
-        self, batches: grain.DatasetIterator, identity: dict[str, Any], global_batch_size: int, start_index: int
+        self, read_ahead: _ReadAhead, identity: dict[str, Any], global_batch_size: int, start_index: int
     ) -> None:
         self.identity = identity
         self.next_index = start_index
         self._global_batch_size = global_batch_size
-        self._read_ahead: _ReadAhead | None = _ReadAhead(batches)
+        self._read_ahead: _ReadAhead | None = read_ahead
 
     def __iter__(self) -> TrainLoader:
         return self
@@ -160,15 +162,17 @@ def train_loader(
         "sequence_length": sequence_length,
         "seed": seed,
     }
-    endless = grain.MapDataset.source(windows).shuffle(seed=_grain_seed(seed)).repeat()
+    endless = grain.MapDataset.range(len(windows)).shuffle(seed=_grain_seed(seed)).repeat()
     share = endless[start_index + host_index :: host_count].batch(host_batch_size, drop_remainder=True)
-    batches = share.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    batches = share.map(windows.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if num_workers:
         if not flags.FLAGS.is_parsed():  # grain reads its own absl flags, which only absl.app.run parses
             flags.FLAGS.mark_as_parsed()
         workers = grain.multiprocessing.MultiprocessingOptions(num_workers, per_worker_buffer_size=2)
         batches = batches.mp_prefetch(workers, worker_init_fn=_start_worker)
-    return TrainLoader(iter(batches), identity, global_batch_size, start_index)
+    return TrainLoader(
+        _ReadAhead(iter(batches), in_shared_memory=num_workers > 0), identity, global_batch_size, start_index
+    )
 
 
 def check_identity(saved: dict[str, Any], current: dict[str, Any], where: str) -> None:
@@ -222,8 +226,7 @@ def validation_batches(
     def batches() -> Iterator[Batch]:
         for first in range(0, count, batch_size):
             indices = [first + row * host_count + host_index for row in range(host_batch_size)]
-            rows = [windows[i] if i < count else windows.padding() for i in indices]
-            yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+            yield windows.batch([i if i < count else -1 for i in indices])
 
     return batches()
 

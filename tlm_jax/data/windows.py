@@ -7,7 +7,7 @@ nothing predicts; the last window is padded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Windows:
             "segment_ids": np.zeros(sequence_length, np.int32),
             "positions": np.zeros(sequence_length, np.int32),
         }
+        self._nothing: dict[str, Any] = {**self._padding, "bytes": np.int32(0), "window": np.int64(-1)}
 
     def __len__(self) -> int:
         return -(-(self._split.num_tokens - 1) // self.sequence_length)
@@ -89,9 +90,10 @@ class Windows:
         # Document starts and padding stand for no text, so the sum needs no mask.
         return {**window, "bytes": self._token_bytes[targets].sum(dtype=np.int32), "window": np.int64(index)}
 
-    def padding(self) -> dict[str, Any]:
-        """Returns a window in which nothing counts; its `window` is -1."""
-        return {**self._padding, "bytes": np.int32(0), "window": np.int64(-1)}
+    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Returns windows stacked along a leading axis; index -1 stands for one in which nothing counts."""
+        rows = [self[int(i)] if i >= 0 else self._nothing for i in indices]
+        return {key: np.stack([row[key] for row in rows]) for key in self._nothing}
 
 
 def windows_from_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> Windows:
