@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from tlm_jax import __version__
-from tlm_jax.errors import EXIT_BAD_INPUT, UserError
+from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, UserError
 
 # name -> (module with `add_arguments(parser)` and `run(args, overrides) -> exit code`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -42,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print(f"tlm {args.command}: interrupted", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_COMPLETE
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def default_config() -> ConfigDict:
     c.profile.end_ratio = 0.5  # last layer's d_ff over the mean
     c.profile.multiple_of = 16  # every d_ff is a multiple of this
     c.profile.plateaus = 0  # 0: each layer its own width; G: G runs of equal width
-    c.profile.layers = config_dict.placeholder(object)  # list: d_ff by layer; file: path of a profile's JSON
+    # list: d_ff of each layer. file: path of a profile's JSON, which replaces all keys of config.profile.
+    c.profile.layers = config_dict.placeholder(object)
 
     c.model = ConfigDict()
     c.model.vocab_size = 32000  # at least the tokenizer's

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 EXIT_COMPLETE = 0
 EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
+EXIT_INTERRUPTED = 130  # Ctrl-C where nothing long was under way
 
 
 class UserError(Exception):

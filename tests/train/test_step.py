@@ -1,0 +1,118 @@
+"""The step: the same losses on any mesh, stacking and number of micro-batches; the non-finite guard."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from small_run import BATCH, batches, build, losses, place, small_config
+
+OPTIMIZERS = ("adamw", "muon")
+
+
+@cache
+def reference(optimizer: str) -> np.ndarray:
+    return losses(small_config(optimizer=optimizer))
+
+
+def test_the_reference_learns():
+    assert reference("adamw")[-1] < reference("adamw")[0] - 0.5
+    assert reference("muon")[-1] < reference("muon")[0] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mesh", [(1, 8), (2, 4)], ids=["8 devices", "2x4 devices"])
+def test_losses_do_not_depend_on_the_mesh(optimizer, mesh):
+    np.testing.assert_allclose(losses(small_config(optimizer=optimizer), mesh), reference(optimizer), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_losses_do_not_depend_on_the_stacking(optimizer):
+    config = small_config(optimizer=optimizer)
+    config.model.layer_stacking = "unrolled"
+    np.testing.assert_allclose(losses(config), reference(optimizer), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("count", "mesh"), [(4, (1, 1)), (2, (2, 4))], ids=["4 micro-batches", "2 on 2x4 devices"])
+def test_losses_do_not_depend_on_the_number_of_micro_batches(optimizer, count, mesh):
+    config = small_config(optimizer=optimizer, gradient_accumulation=count)
+    np.testing.assert_allclose(losses(config, mesh), reference(optimizer), atol=1e-5)
+
+
+def test_the_masks_of_micro_batches_are_very_unequal():
+    counts = [batches(1)[0]["mask"][i::4].sum() for i in range(4)]
+    assert max(counts) > 5 * min(counts)
+
+
+def test_metrics_of_a_step_against_numpy():
+    model, mesh, state, step = build(small_config())
+    batch = batches(1)[0]
+    before = jax.device_get(state["params"])
+    with jax.set_mesh(mesh):
+        state, metrics = step(state, place(batch, mesh))
+    after, metrics = jax.device_get(state["params"]), jax.device_get(metrics)
+    assert metrics["tokens"] == batch["mask"].sum()
+    assert metrics["bytes"] == batch["bytes"].sum()
+    norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(before)))
+    assert metrics["parameter_norm"] == pytest.approx(norm, rel=1e-5)
+    change = np.sqrt(sum(np.sum(np.square(a - b)) for a, b in zip(*map(jax.tree.leaves, (after, before)), strict=True)))
+    assert metrics["update_norm"] == pytest.approx(change, rel=1e-4)
+    layer = jax.tree.map(lambda a, b: np.sum(np.square(a - b)), after["layers_0_to_1"], before["layers_0_to_1"])
+    assert np.sum(np.square(metrics["norms"][1, :2])) == pytest.approx(sum(jax.tree.leaves(layer)), rel=1e-4)
+    np.testing.assert_allclose(np.sqrt(np.sum(np.square(metrics["norms"][0]))), metrics["gradient_norm"], rtol=1e-5)
+    assert metrics["norms"].shape == (3, len(model.profile.layers) + 1)
+
+
+def poisoned(state, value):
+    params = dict(state["params"], embedding=state["params"]["embedding"].at[5].set(value))
+    return dict(state, params=params)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(optimizer, value):
+    _, mesh, state, step = build(small_config(optimizer=optimizer))
+    first, second, *_ = batches(2)
+    with jax.set_mesh(mesh):
+        state, _ = step(state, place(first, mesh))  # moments are not zero now
+        state = poisoned(state, value)
+        before = jax.device_get(state)
+        state, metrics = step(state, place(second, mesh))
+        after = jax.device_get(state)
+        for key in ("params", "optimizer"):
+            jax.tree.map(np.testing.assert_array_equal, after[key], before[key])
+        assert (after["step"], after["skipped"], after["skipped_row"]) == (2, 1, 1)
+        assert metrics["skipped_row"] == 1
+        # A good step ends the row and goes on from the unchanged moments and schedule.
+        state, metrics = step(poisoned(state, 0.01), place(second, mesh))
+    assert (int(state["skipped"]), int(state["skipped_row"])) == (1, 0)
+    assert not np.array_equal(state["params"]["final_norm"]["scale"], before["params"]["final_norm"]["scale"])
+    assert metrics["learning_rate"] == pytest.approx(3e-3 * 2 / 4)  # the second of four warm-up steps
+
+
+def test_gradients_and_state_keep_their_shardings():
+    _, mesh, state, step = build(small_config(), (2, 4))
+    before = jax.tree.map(lambda leaf: leaf.sharding, state)
+    assert any("fsdp" in str(s.spec) for s in jax.tree.leaves(before["optimizer"]))
+    with jax.set_mesh(mesh):
+        state, _ = step(state, place(batches(1)[0], mesh))
+        state, _ = step(state, place(batches(1)[0], mesh))
+    assert jax.tree.all(jax.tree.map(lambda leaf, s: leaf.sharding.is_equivalent_to(s, leaf.ndim), state, before))
+    assert step._cache_size() == 1
+
+
+def test_rows_of_a_micro_batch_come_from_every_device():
+    assert BATCH % (4 * 2) == 0
+    _, mesh, state, step = build(small_config(gradient_accumulation=2), (2, 2))
+    with jax.set_mesh(mesh):
+        text = step.lower(state, place(batches(1)[0], mesh)).compile().as_text()
+    # Cutting the batch into micro-batches moves no token between devices.
+    assert not any(
+        "all-to-all" in line or ("s32[16,32]" in line and "all-gather" in line) for line in text.splitlines()
+    )
