@@ -21,13 +21,12 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
         self.signal_name = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        for each in self._previous:
+            # Not Python's handler: a KeyboardInterrupt would wait for the device, and for the save on its way.
+            signal.signal(each, signal.SIG_DFL)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
