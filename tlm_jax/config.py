@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import runpy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -197,20 +198,24 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
             raise UserError("the file defines no get_config()", where=path)
         config = namespace["get_config"]()
     except (AttributeError, KeyError) as error:
-        key = getattr(error, "name", None) or str(error).strip("'\"").split('"')[0]
-        raise UserError(
-            f"unknown key or attribute: {str(error).splitlines()[0]}", where=path, mend=_hint(str(key))
-        ) from error
+        named = re.match(r"""['"]*Key "([^"]+)" does not exist""", str(error))
+        key = named[1] if named else getattr(error, "name", None)
+        if key is None:
+            raise UserError(f"{type(error).__name__}: {str(error).splitlines()[0]}", where=path) from error
+        raise UserError(f"unknown key {key}", where=path, mend=_hint(key)) from error
     except (TypeError, ValueError, SyntaxError, ImportError) as error:
         raise UserError(f"{type(error).__name__}: {str(error).splitlines()[0]}", where=path) from error
     return apply_overrides(config.lock(), overrides)
 
 
 def _hint(key: str) -> str:
-    """Names the known key whose last part is nearest to `key`."""
-    known = list(keys(default_config()))
-    near = difflib.get_close_matches(key, [k.split(".")[-1] for k in known], n=1, cutoff=0.0)[0]
-    return f"the nearest key is config.{next(k for k in known if k.split('.')[-1] == near)}"
+    """Names the known key, or group of keys, whose last part is nearest to `key`."""
+    paths: dict[str, str] = {}
+    for known in keys(default_config()):
+        parts = known.split(".")
+        for i, part in enumerate(parts, 1):
+            paths.setdefault(part, ".".join(parts[:i]))
+    return f"the nearest key is config.{paths[difflib.get_close_matches(key, paths, n=1, cutoff=0.0)[0]]}"
 
 
 def to_json(config: ConfigDict) -> str:

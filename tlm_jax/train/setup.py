@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.data.store import TokenStore
+from tlm_jax.data.store import SPLITS, TokenStore
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model import attention_kernels
 from tlm_jax.model.functional import FunctionalDecoder
@@ -130,6 +130,16 @@ def check_vocabulary(config: ConfigDict, store: TokenStore) -> None:
         )
 
 
+def _check_splits(store: TokenStore) -> list[UserError]:
+    return [
+        UserError(
+            f"the split {split!r} holds no document", where=store.name, mend="prepare more text, or another --holdout"
+        )
+        for split in SPLITS
+        if not store.split(split).num_documents
+    ]
+
+
 def build(config: ConfigDict) -> Setup:
     """Builds a run's parts; no array is allocated.
 
@@ -144,6 +154,7 @@ def build(config: ConfigDict) -> Setup:
     store = _try(problems, lambda: _open_store(config))
     if store is not None:
         _try(problems, lambda: check_vocabulary(config, store))
+        problems += _check_splits(store)
     if mesh is not None and not problems:
         problems += _check_batches(config, mesh)
     if profile is not None and settings is not None:

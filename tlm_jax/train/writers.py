@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tlm_jax.checkpoint.storage import system_reason
+from tlm_jax.errors import UserError
 
 Record = dict[str, Any]
 
@@ -37,51 +43,96 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tells a full disk and the like as the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {system_reason(error) or error}",
+            where=str(path),
+            mend="remove the cause and run the same command again",
+        ) from error
+
+
 class JsonlWriter:
-    """Appends one record a step to `path`, which first loses all records after `restored_step`."""
+    """Appends one record a step to `path`, which first loses all records after `restored_step`.
+
+    Raises:
+      UserError: the file cannot be written; `write` raises it too.
+    """
 
     def __init__(self, path: Path, restored_step: int) -> None:
-        kept = [record for record in read_records(path) if record["step"] <= restored_step]
-        draft = path.with_suffix(".tmp")
-        draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(draft, path)
-        self._file = path.open("a")
+        self._path = path
+        with _told(path):
+            kept = [record for record in read_records(path) if record["step"] <= restored_step]
+            draft = path.with_suffix(".tmp")
+            draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            os.replace(draft, path)
+            self._file = path.open("a")
 
     def write(self, record: Record) -> None:
         """Writes a record and hands it to the operating system, so that a kill of the process loses none."""
-        self._file.write(json.dumps(_finite(record)) + "\n")
-        self._file.flush()
+        with _told(self._path):
+            self._file.write(json.dumps(_finite(record)) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Closes the file, of which nothing is unwritten unless a `write` has failed."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class TensorBoardWriter:
-    """Writes the numbers of a record as scalars; events after `restored_step` are purged."""
+    """Writes the numbers of a record as scalars; TensorBoard hides events after `restored_step` of earlier files.
+
+    tensorboardX's own `SummaryWriter` writes from a thread, which dies on a full disk and leaves its caller waiting.
+
+    Raises:
+      UserError: the directory or file cannot be written; `write` raises it too.
+    """
 
     def __init__(self, directory: Path, restored_step: int) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
 
-        self._writer = SummaryWriter(str(directory), purge_step=restored_step + 1 if restored_step else None)
+        self._directory = directory
+        with _told(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._events = EventsWriter(str(directory / "events"), f".{os.getpid()}")
+            self._write(step=restored_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, record: Record) -> None:
         """One scalar for each number, nested names joined by a slash; per-layer lists become one series a layer."""
-        self._scalars("", {key: value for key, value in record.items() if key not in ("step", "time")}, record["step"])
+        from tensorboardX.proto.summary_pb2 import Summary
 
-    def _scalars(self, prefix: str, value: Any, step: int) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                self._scalars(f"{prefix}/{key}" if prefix else key, item, step)
-        elif isinstance(value, list):
-            for i, item in enumerate(value):
-                self._scalars(f"{prefix}/{i:03d}", item, step)
-        elif isinstance(value, (int, float)) and math.isfinite(value):
-            self._writer.add_scalar(prefix, value, step)
+        numbers = _scalars("", {key: value for key, value in record.items() if key not in ("step", "time")})
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
+        with _told(self._directory):
+            self._write(step=record["step"], summary=Summary(value=values))
+
+    def _write(self, **event: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._events.write_event(Event(wall_time=time.time(), **event))
+        self._events.flush()
 
     def close(self) -> None:
-        """Flushes and closes the event file."""
-        self._writer.close()
+        """Closes the event file, of which nothing is unwritten unless a `write` has failed."""
+        with contextlib.suppress(OSError):
+            self._events.close()
+
+
+def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _scalars(f"{prefix}/{key}" if prefix else key, item)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _scalars(f"{prefix}/{i:03d}", item)
+    elif isinstance(value, (int, float)) and math.isfinite(value):
+        yield prefix, float(value)
 
 
 class Terminal:

@@ -1,0 +1,241 @@
+"""Bad input to `tlm train`: exit code 2, one clear line, nothing lost.
+
+Other rooms test what is theirs at their own commands: tokens that do not fit in a dtype, empty and broken text
+(tests/data), profiles (tests/capacity), checkpoints that are missing or of another tokenizer (tests/evaluate).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import write_documents
+from whole_run import CONFIG, arguments, assert_same_bits, assert_same_end, environment, saved_state, setup_for, tlm
+
+from tlm_jax.checkpoint.layout import complete_steps
+from tlm_jax.cli import main
+from tlm_jax.data.tokenizer import ByteTokenizer
+from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE
+from tlm_jax.train.writers import read_records
+
+Complain = Callable[..., str]
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str]) -> Complain:
+    """Runs `tlm`, expects exit code 2 and returns the line on stderr, before which only `eval` says what it does."""
+
+    def run(*argv: str | Path) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in argv]) == EXIT_BAD_INPUT
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == (2 if err.startswith("evaluating ") else 1), err
+        last = err.splitlines()[-1]
+        assert last.startswith(f"tlm {argv[0]}: error: ")
+        return last
+
+    return run
+
+
+@pytest.fixture
+def copy(store: Path, tmp_path: Path) -> Path:
+    """A token store to spoil."""
+    return Path(shutil.copytree(store, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 6 steps with checkpoints at 3 and 6."""
+    workdir = tmp_path_factory.mktemp("run")
+    assert main(arguments(store, workdir, "--config.train.num_steps=6")) == EXIT_COMPLETE
+    return workdir
+
+
+def test_a_truncated_shard(copy: Path, tmp_path: Path, complaint: Complain):
+    shard = copy / "train" / "00000.tokens"
+    os.truncate(shard, shard.stat().st_size - 2)
+    assert f"{shard}: the shard has " in complaint(*arguments(copy, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_in_the_store(copy: Path, tmp_path: Path, complaint: Complain):
+    (copy / "tokenizer.json").write_text('{"kind": "byte", "vocab_size": 260}')
+    assert "tokenizer.json: not the tokenizer that made this store; run" in complaint(
+        *arguments(copy, tmp_path / "run")
+    )
+
+
+def test_a_corpus_that_changed_under_a_saved_index(store: Path, run: Path, tmp_path: Path, complaint: Complain):
+    other = tmp_path / "other"
+    text = str(write_documents(tmp_path / "other.txt", 300, seed=1))
+    assert main(["prepare", text, "--tokenizer=byte", "--split-text=line", f"--output={other}"]) == EXIT_COMPLETE
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    before = (workdir / "metrics.jsonl").read_bytes()
+    told = complaint(*arguments(other, workdir, "--config.train.num_steps=6"))
+    assert f"{workdir}: the saved position is of another corpus or tokenizer: store was " in told
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+    assert complete_steps(workdir / "checkpoints") == [3]
+
+
+def test_an_unknown_key_in_a_file_and_on_the_command_line(store: Path, tmp_path: Path, complaint: Complain):
+    told = complaint(*arguments(store, tmp_path / "run", "--config.train.learning_rat=1"))
+    assert "unknown key config.train.learning_rat; the nearest key is config.train.learning_rate" in told
+    file = tmp_path / "wrong.py"
+    file.write_text(CONFIG.read_text().replace("c.profile.num_heads", "c.profile.n_heads"))
+    told = complaint("train", f"--config={file}", f"--workdir={tmp_path / 'run'}")
+    assert told.startswith(f"tlm train: error: {file}: unknown key")
+    assert "n_heads" in told
+    assert "the nearest key is config.profile.num_heads" in told
+
+
+def test_everything_wrong_with_a_config_at_once(copy: Path, tmp_path: Path, complaint: Complain):
+    told = complaint(
+        *arguments(
+            copy / "nowhere", tmp_path / "run", "--config.profile.d_ff=100", "--config.profile.plateaus=0",
+            "--config.profile.num_heads=5", "--config.mesh.data=3", "--config.train.optimizer=adm",
+            "--config.log.every_steps=0",
+        )
+    )  # fmt: skip
+    for key in ("profile.d_ff", "profile.num_heads", "mesh", "train.optimizer", "log.every_steps"):
+        assert f"config.{key}: " in told, key
+    assert f"{copy / 'nowhere'}: no such token store" in told
+    assert "nearest" in told[told.index("config.profile.d_ff") :].split(" (")[0], "the d_ff that works is not named"
+
+
+def test_a_tokenizer_larger_than_the_models_vocabulary(store: Path, tmp_path: Path, complaint: Complain):
+    told = complaint(*arguments(store, tmp_path / "run", "--config.model.vocab_size=256"))
+    assert "config.model.vocab_size: 256 is less than the 259 ids of the tokenizer of " in told
+    assert "set it to at least 259" in told
+
+
+def test_a_vocabulary_too_large_for_the_dtype(tmp_path: Path, complaint: Complain, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ByteTokenizer, "vocab_size", 65_537)
+    text = write_documents(tmp_path / "text.txt", 3)
+    told = complaint("prepare", text, "--tokenizer=byte", "--dtype=uint16", f"--output={tmp_path / 'store'}")
+    assert "--dtype: a vocabulary of 65537 does not fit in uint16; use uint32 or auto" in told
+    assert not (tmp_path / "store").exists()
+
+
+def test_empty_data(tmp_path: Path, complaint: Complain):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "empty.txt:1: empty file" in complaint("prepare", empty, "--tokenizer=byte", f"--output={tmp_path / 'a'}")
+    store = tmp_path / "nothing held out"
+    text = str(write_documents(tmp_path / "text.txt", 30))
+    assert main(["prepare", text, "--tokenizer=byte", "--holdout=0", f"--output={store}"]) == EXIT_COMPLETE
+    told = complaint(*arguments(store, tmp_path / "run"))
+    assert f"{store}: the split 'validation' holds no document; prepare more text, or another --holdout" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_of_another_config(store: Path, run: Path, complaint: Complain):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    told = complaint(*arguments(store, run, "--config.train.learning_rate=1.0", "--config.profile.plateaus=4"))
+    assert f"{run}: the directory holds a run of another config (" in told
+    assert "train.learning_rate: 0.01 -> 1.0" in told
+    assert "profile.plateaus: 2 -> 4" in told
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_missing_and_a_corrupt_checkpoint(store: Path, run: Path, tmp_path: Path, complaint: Complain):
+    assert "no such directory" in complaint("eval", f"--checkpoint={tmp_path / 'nowhere'}")
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    for file in (workdir / "checkpoints" / "6" / "params").rglob("*"):
+        if file.is_file():
+            os.truncate(file, file.stat().st_size // 2)
+    argv = arguments(store, workdir, "--config.train.num_steps=6")
+    latest = workdir / "checkpoints" / "6"
+    for command in (["eval", f"--checkpoint={workdir}"], argv):
+        told = complaint(*command)
+        assert f"{latest}: the checkpoint is damaged: " in told
+        assert f"checkpoint before it is step 3: remove {latest} to go on from there" in told
+    shutil.rmtree(latest)
+    assert main(argv) == EXIT_COMPLETE
+    assert_same_end(setup_for(store, "--config.train.num_steps=6"), workdir, run)
+
+
+def test_losses_that_stay_infinite(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    argv = arguments(
+        store, tmp_path, "--config.train.optimizer=adamw", "--config.train.learning_rate=1e30",
+        "--config.train.max_nonfinite_steps=3", "--config.checkpoint.every_steps=1", "--config.train.warmup_steps=0",
+        "--config.train.num_steps=20",
+    )  # fmt: skip
+    assert main(argv) == EXIT_BAD_INPUT
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    records = read_records(tmp_path / "metrics.jsonl")
+    skipped = [record for record in records if "skipped_windows" in record]
+    assert len(skipped) == 3
+    last = skipped[-1]["step"]
+    assert told.splitlines()[-1].startswith(
+        f"tlm train: error: {tmp_path}: loss or gradient was not finite in 3 steps in a row, up to step {last}; "
+    )
+    assert all(len(record["skipped_windows"]) == 8 for record in skipped)
+    assert all(record["loss"] is None or record["gradient_norm"] is None for record in skipped)
+    setup = setup_for(store, "--config.train.optimizer=adamw", "--config.train.num_steps=20")
+    before, _ = saved_state(setup, tmp_path, last - 3)
+    after, _ = saved_state(setup, tmp_path, last - 1)
+    counters = ("['step']", "['skipped']", "['skipped_row']")
+    assert_same_bits(*({k: v for k, v in state.items() if k not in counters} for state in (before, after)))
+
+
+# No file may grow beyond so many bytes. Python turns the signal that comes with it into an OSError.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.executable, [sys.executable, "-m", "tlm_jax", *sys.argv[2:]])
+"""
+
+
+def tlm_limited(limit: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command under a file-size limit, which would apply to the compilation cache as well."""
+    without_cache = environment() | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit), *argv],
+        capture_output=True, text=True, check=False, timeout=300, env=without_cache,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "every_steps", "told"),
+    [
+        (100_000, 3, "the checkpoint of step 3 could not be written: "),
+        (2_500, 1000, "metrics.jsonl: cannot be written"),
+    ],
+)
+def test_no_room_for_what_a_run_writes(store: Path, tmp_path: Path, limit: int, every_steps: int, told: str):
+    argv = arguments(store, tmp_path / "run", "--config.train.num_steps=6", "--config.log.tensorboard=True")
+    argv.append(f"--config.checkpoint.every_steps={every_steps}")
+    done = tlm_limited(limit, *argv)
+    assert done.returncode == EXIT_BAD_INPUT, done.stderr
+    *before, last = done.stderr.splitlines()
+    assert last.startswith("tlm train: error: ")
+    assert told in last
+    assert "(EFBIG)" in last
+    assert all(line.startswith(("tiny: ", "peak ", "step ")) for line in before), done.stderr
+    again = tlm(*argv)
+    assert again.returncode == EXIT_COMPLETE, again.stderr
+
+
+def test_a_tensorboard_directory_that_cannot_be(store: Path, tmp_path: Path, complaint: Complain):
+    (tmp_path / "tensorboard").touch()
+    told = complaint(*arguments(store, tmp_path, "--config.log.tensorboard=True"))
+    assert f"{tmp_path / 'tensorboard'}: cannot be written: File exists (EEXIST); remove the cause" in told
+
+
+def test_no_room_for_a_token_store(tmp_path: Path):
+    text = write_documents(tmp_path / "text.txt", 1000)
+    argv = ["prepare", str(text), "--tokenizer=byte", "--split-text=line", f"--output={tmp_path / 'store'}"]
+    done = tlm_limited(20_000, *argv)
+    assert done.returncode == EXIT_BAD_INPUT, done.stderr
+    assert "no space left to write" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert tlm(*argv).returncode == EXIT_COMPLETE
