@@ -32,13 +32,13 @@ def masked_attention(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, ma
     Returns:
       [B, H, T, K] in the values' dtype.
     """
-    B, H, T, K = q_BHTK.shape
-    G = k_BGSK.shape[1]
-    q_BGRTK = q_BHTK.reshape(B, G, H // G, T, K)
-    logits_BGRTS = jnp.einsum("BGRTK,BGSK->BGRTS", q_BGRTK, k_BGSK, preferred_element_type=jnp.float32)
-    logits_BGRTS = jnp.where(mask_BTS[:, None, None], logits_BGRTS, MASK_VALUE)
-    weights_BGRTS = jax.nn.softmax(logits_BGRTS, axis=-1).astype(v_BGSK.dtype)
-    return jnp.einsum("BGRTS,BGSK->BGRTK", weights_BGRTS, v_BGSK).reshape(B, H, T, K)
+    (B, H, T, K), (_, G, S, _) = q_BHTK.shape, k_BGSK.shape
+    # One batch axis N = B·G and one row axis M = R·T: XLA's CPU backend is slower with more of them.
+    q_NMK, k_NSK, v_NSK = q_BHTK.reshape(B * G, -1, K), k_BGSK.reshape(B * G, S, K), v_BGSK.reshape(B * G, S, K)
+    logits_NMS = jnp.einsum("NMK,NSK->NMS", q_NMK, k_NSK, preferred_element_type=jnp.float32)
+    logits_BHTS = jnp.where(mask_BTS[:, None], logits_NMS.reshape(B, H, T, S), MASK_VALUE)
+    weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(v_BGSK.dtype)
+    return jnp.einsum("NMS,NSK->NMK", weights_BHTS.reshape(logits_NMS.shape), v_NSK).reshape(q_BHTK.shape)
 
 
 def reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:

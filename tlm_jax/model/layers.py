@@ -115,9 +115,7 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set."""
         dtype = self.settings.dtype
-        q_BHTK = jnp.einsum("BTD,DHK->BHTK", x_BTD, self.wq[...].astype(dtype))
-        k_BGTK = jnp.einsum("BTD,DGK->BGTK", x_BTD, self.wk[...].astype(dtype))
-        v_BGTK = jnp.einsum("BTD,DGK->BGTK", x_BTD, self.wv[...].astype(dtype))
+        q_BHTK, k_BGTK, v_BGTK = (self._to_heads(x_BTD, w[...].astype(dtype)) for w in (self.wq, self.wk, self.wv))
         q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
         k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
         slots = at["slots"]
@@ -141,7 +139,21 @@ class Attention(nnx.Module):
             features |= {"segments"} if with_segments else set()
             kernel = attention_kernels.choose(self.settings.platform, features, T, self.settings.attention)
             y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments)
-        return jnp.einsum("BHTK,HKD->BTD", y_BHTK, self.wo[...].astype(dtype)), cache
+        return self._from_heads(y_BHTK, self.wo[...].astype(dtype)), cache
+
+    # TPUs do best with the einsum that makes heads-major activations at once, CPUs with plain matrices.
+
+    def _to_heads(self, x_BTD: jax.Array, w_DHK: jax.Array) -> jax.Array:
+        if self.settings.platform != "cpu":
+            return jnp.einsum("BTD,DHK->BHTK", x_BTD, w_DHK)
+        (B, T, D), (_, H, K) = x_BTD.shape, w_DHK.shape
+        return (x_BTD.reshape(B * T, D) @ w_DHK.reshape(D, H * K)).reshape(B, T, H, K).swapaxes(1, 2)
+
+    def _from_heads(self, y_BHTK: jax.Array, w_HKD: jax.Array) -> jax.Array:
+        if self.settings.platform != "cpu":
+            return jnp.einsum("BHTK,HKD->BTD", y_BHTK, w_HKD)
+        (B, H, T, K), D = y_BHTK.shape, w_HKD.shape[-1]
+        return (y_BHTK.swapaxes(1, 2).reshape(B * T, H * K) @ w_HKD.reshape(H * K, D)).reshape(B, T, D)
 
 
 class GatedMLP(nnx.Module):
