@@ -5,7 +5,8 @@
 prepares the text, trains this tapered model and its uniform twin of the same budget, and writes a report. By hand:
 
     tlm tokenizer --input corpus/*.jsonl.gz --vocab-size=4096 --output=runs/quickstart/tokenizer.model
-    tlm prepare corpus/*.jsonl.gz --tokenizer=runs/quickstart/tokenizer.model --output=runs/quickstart/store --holdout=0.02
+    tlm prepare corpus/*.jsonl.gz --tokenizer=runs/quickstart/tokenizer.model \\
+        --output=runs/quickstart/store --holdout=0.02
     tlm train --config=configs/quickstart.py --workdir=runs/quickstart/run --config.data.store=runs/quickstart/store
 
 and the twin with another --workdir and --config.profile.schedule=uniform. Expect ... held-out bits per byte.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from tlm_jax import __version__
-from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, UserError
+from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, UserError
 
 # name -> (module with `add_arguments(parser)` and `run(args, overrides) -> exit code`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_COMPLETE
+        return EXIT_BROKEN_PIPE
 
 
 if __name__ == "__main__":

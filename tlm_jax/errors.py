@@ -12,6 +12,7 @@ EXIT_COMPLETE = 0
 EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
 EXIT_INTERRUPTED = 130  # Ctrl-C where nothing long was under way
+EXIT_BROKEN_PIPE = 141  # the reader of our output went away, as the shell says of any program
 
 
 class UserError(Exception):

@@ -5,7 +5,6 @@ B windows of a batch, T time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import jax
@@ -15,10 +14,8 @@ from tlm_jax.data.loader import validation_batches
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.data.windows import Windows
 from tlm_jax.model.functional import FunctionalDecoder, Parameters
-from tlm_jax.train.step import Batch, make_eval_step
+from tlm_jax.train.step import make_eval_step
 from tlm_jax.train.validation import evaluate
-
-_AHEAD = 2  # batches dispatched before the oldest is waited for: enough to keep the device busy
 
 
 def held_out_metrics(
@@ -47,20 +44,6 @@ def held_out_metrics(
       UserError: the split is empty.
     """
     total = -(-len(Windows(store, "validation", sequence_length)) // batch_size)
-    eval_step = make_eval_step(model)
-    running: deque[jax.Array] = deque()
-    done = 0
-
-    def watched_step(parameters: Parameters, batch: Batch) -> jax.Array:
-        nonlocal done
-        running.append(eval_step(parameters, batch))
-        if len(running) > _AHEAD:
-            jax.block_until_ready(running.popleft())
-            done += 1
-            if on_progress:
-                on_progress(done, total)
-        return running[-1]
-
     batches = validation_batches(
         store,
         sequence_length=sequence_length,
@@ -68,8 +51,6 @@ def held_out_metrics(
         host_index=jax.process_index(),
         host_count=jax.process_count(),
     )
+    progress = (lambda done: on_progress(done, total)) if on_progress else (lambda done: None)
     with jax.set_mesh(mesh):
-        metrics = evaluate(watched_step, parameters, batches, mesh)
-    if on_progress:
-        on_progress(total, total)
-    return metrics
+        return evaluate(make_eval_step(model), parameters, batches, mesh, progress)

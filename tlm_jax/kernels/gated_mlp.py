@@ -6,7 +6,6 @@ B batch, T time, N = B · T tokens, D this layer's d_model, F this layer's d_ff.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 
 def gated_mlp(x_BTD: jax.Array, w_gate_DF: jax.Array, w_up_DF: jax.Array, w_down_FD: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tlm_jax.config import load_config
+from tlm_jax.train.signals import StopRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +35,12 @@ def _compilation_cache() -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Runs the command; see `tlm_jax.train.loop.train`."""
-    config = load_config(args.config, overrides)
-    from tlm_jax.train.loop import train
-    from tlm_jax.train.setup import build
+    # From here on a signal ends the run in an orderly way: imports and compilation may take minutes.
+    with StopRequest() as stop:
+        config = load_config(args.config, overrides)
+        from tlm_jax.train.loop import train
+        from tlm_jax.train.setup import build
 
-    _compilation_cache()
-    command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
-    return train(build(config), Path(args.workdir), command)
+        _compilation_cache()
+        command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+        return train(build(config), Path(args.workdir), command, stop)

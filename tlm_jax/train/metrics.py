@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -70,17 +70,15 @@ class Pending:
     step: int
     metrics: Metrics
     windows: np.ndarray  # store indices of this host's windows
-    values: dict[str, Any] = field(default_factory=dict)
 
 
-def make_record(pending: Pending, meter: Meter, *, with_norms: bool) -> Record:
-    """The record of one step, from values that have been read; fields as in docs/guide.md."""
-    values = pending.values
+def make_record(step: int, values: dict[str, Any], meter: Meter, *, with_norms: bool) -> Record:
+    """The record of one step, from metrics that have been read; fields as in docs/guide.md."""
     tokens, num_bytes = int(values["tokens"]), int(values["bytes"])
     loss_sum = float(values["loss_sum"])
-    positions = pending.step * meter.tokens_per_step
+    positions = step * meter.tokens_per_step
     record: Record = {
-        "step": pending.step,
+        "step": step,
         "tokens": positions,
         "loss": loss_sum / max(tokens, 1),
         "bits_per_byte": loss_sum / math.log(2) / max(num_bytes, 1),
@@ -89,7 +87,7 @@ def make_record(pending: Pending, meter: Meter, *, with_norms: bool) -> Record:
         "gradient_norm": float(values["gradient_norm"]),
         "update_norm": float(values["update_norm"]),
         "parameter_norm": float(values["parameter_norm"]),
-        **meter.window(pending.step),
+        **meter.window(step),
         "memory_bytes": memory_bytes(),
         "skipped_steps": int(values["skipped"]),
         "train_flops": positions * meter.profile.train_flops_per_token(meter.sequence_length, causal=True),

@@ -19,6 +19,7 @@ from tlm_jax.train.state import State
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+EvalStep = Callable[[Parameters, Batch], jax.Array]
 
 # What the model reads of a batch; "bytes" [B] and "requests" [B, 2] are only summed.
 MODEL_KEYS = ("inputs", "targets", "mask", "segment_ids", "positions")
@@ -116,7 +117,7 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def make_eval_step(model: FunctionalDecoder) -> Callable[[Parameters, Batch], jax.Array]:
+def make_eval_step(model: FunctionalDecoder) -> EvalStep:
     """Returns the jitted `(params, batch) -> [3] float32`: loss sum in nats, tokens, bytes."""
 
     def step(params: Parameters, batch: Batch) -> jax.Array:
