@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import runpy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,12 @@ def apply_overrides(config: ConfigDict, overrides: Iterable[str]) -> ConfigDict:
             problems.append(problem)
     raise_together(problems)
     return config
+
+
+def reject_overrides(arguments: Sequence[str]) -> None:
+    """Raises a `UserError` for the first of the arguments that a command without a config has been given too much."""
+    if arguments:
+        raise UserError(f"unknown argument {arguments[0]!r}", where="command line")
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tlm_jax.data.near_duplicates import near_duplicates, split_texts
-from tlm_jax.data.store import TokenStore
+from tlm_jax.data.near_duplicates import near_duplicates
 from tlm_jax.data.units import is_held_out
 
 _CORPUS = Path(__file__).parents[2] / "corpus"
@@ -39,10 +38,6 @@ def test_case_punctuation_and_layout_do_not_hide_a_duplicate() -> None:
     assert (pair.train, pair.jaccard, pair.containment) == (1, 1.0, 1.0)
     assert near_duplicates(["Hello there"], ["hello, there?", "there hello"]) == near_duplicates(["a b"], ["A b", "c"])
     assert near_duplicates(["...", "a b c d e f"], ["...", "f e d c b a"]) == []
-
-
-def test_texts_of_a_split_come_back(store: TokenStore, texts: list[str]) -> None:
-    assert sorted([*split_texts(store, "train"), *split_texts(store, "validation")]) == sorted(texts)
 
 
 @pytest.mark.skipif(not list(_CORPUS.glob("*.jsonl.gz")), reason="the corpus is not here")

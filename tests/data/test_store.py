@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_texts import make_texts, write_jsonl
 
 from tlm_jax.data.prepare import Settings, prepare
-from tlm_jax.data.store import MemoryStore, TokenStore
+from tlm_jax.data.store import SPLITS, MemoryStore, TokenStore, split_texts
 from tlm_jax.data.tokenizer import ByteTokenizer, SentencePieceTokenizer
 from tlm_jax.errors import UserError
 
@@ -142,3 +142,18 @@ def test_documents_in_memory_read_as_a_store(
     (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n{"text": 1}\n')
     with pytest.raises(UserError, match=r"bad\.jsonl:2: field is not a string"):
         MemoryStore.from_files([str(tmp_path / "bad.jsonl")], sentencepiece_tokenizer)
+
+
+def test_texts_of_a_split_come_back(store: TokenStore, texts: list[str]) -> None:
+    found = [text for name in SPLITS for text in split_texts(store.split(name), store.tokenizer())]
+    assert sorted(found) == sorted(texts)
+    assert list(split_texts(MemoryStore(texts, store.tokenizer()).split("train"), store.tokenizer())) == texts
+
+
+@pytest.mark.parametrize(
+    "manifest", ["[]", "{}", '{"format_version": 1}', '{"format_version": 1, "dtype": "u", "splits": {}}']
+)
+def test_a_manifest_that_is_none_is_told(copy: Path, manifest: str) -> None:
+    (copy / "manifest.json").write_text(manifest)
+    with pytest.raises(UserError, match="the manifest cannot be read"):
+        TokenStore.open(copy)

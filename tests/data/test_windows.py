@@ -85,3 +85,10 @@ def test_nothing_to_cut() -> None:
         Windows(MemoryStore([], B), "train", 8)
     with pytest.raises(UserError, match="sequence_length must be at least 1"):
         Windows(MemoryStore(["x"], B), "train", 0)
+
+
+def test_a_token_beyond_the_vocabulary_is_told() -> None:
+    windows = windows_from_documents(["abc"], B, 8)
+    windows._split._tokens[2] = 1000
+    with pytest.raises(UserError, match="window 0 holds token 1000"):
+        windows[0]

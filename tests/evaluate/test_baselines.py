@@ -8,8 +8,6 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from tlm_jax.data.store import MemorySplit
-from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import UserError
 from tlm_jax.evaluate import baselines
 
@@ -138,9 +136,3 @@ def test_counts_too_few_for_a_discount_still_sum_to_one():
     model = baselines.KneserNeyBigram.fit(*baselines.count_pairs([np.array([0, 2, 1])], V, BOS), V)
     np.testing.assert_allclose(model.probability(2, np.arange(V)).sum(), 1, rtol=1e-14)
     assert model.probability(2, 1) > 0.5
-
-
-def test_texts_of_a_split_are_its_documents():
-    texts = ["one\nfish", "é", "x" * 50]
-    tokenizer = ByteTokenizer()
-    assert list(baselines.split_texts(MemorySplit(texts, tokenizer), tokenizer)) == texts

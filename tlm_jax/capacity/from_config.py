@@ -21,8 +21,8 @@ def profile_from_config(config: ConfigDict) -> Profile:
     """Makes the profile of `config.profile` and `config.model`.
 
     The schedules: `uniform`; a curve of `schedules.CURVES`; `list`, where `profile.layers` has the d_ff of each layer
-    and must agree with num_layers, d_ff (the mean) and multiple_of; `file`, where `profile.layers` is the path of a
-    profile's JSON, which stands for all other keys of `config.profile`.
+    and must agree with num_layers and multiple_of, while d_ff and the ratios have no part in it; `file`, where
+    `profile.layers` is the path of a profile's JSON, which stands for all other keys of `config.profile`.
 
     Raises:
       UserError: everything that is wrong with the keys read, together.

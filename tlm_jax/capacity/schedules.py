@@ -90,9 +90,16 @@ def tapered(
         )
     # From here on in steps of multiple_of, where every width is an integer.
     mean, lengths = Fraction(d_ff, multiple_of), _run_lengths(num_layers, groups)
-    levels = _levels(curve, lengths, mean, int(start * mean), int(end * mean))
+    first, last = int(start * mean), int(end * mean)
+    levels = _levels(curve, lengths, mean, first, last)
     if levels is None:
-        raise _plateaus_error(curve, num_layers, d_ff, start_ratio, end_ratio, multiple_of, plateaus)
+        by_distance = sorted(range(2, num_layers + 1), key=lambda g: abs(g - groups))  # num_layers runs always can
+        works = next(g for g in by_distance if _levels(curve, _run_lengths(num_layers, g), mean, first, last))
+        raise UserError(
+            f"no widths of {plateaus} runs over {num_layers} layers have the mean d_ff={d_ff} exactly",
+            where="config.profile.plateaus",
+            mend=f"the nearest number that works is {works}",
+        )
     return tuple(level * multiple_of for level, length in zip(levels, lengths, strict=True) for _ in range(length))
 
 
@@ -223,28 +230,3 @@ def _nudge_mixed(
         if reach >= first - last:
             return None
         reach *= 2
-
-
-def _plateaus_error(
-    curve: Callable[[float], float],
-    num_layers: int,
-    d_ff: int,
-    start_ratio: float,
-    end_ratio: float,
-    multiple_of: int,
-    plateaus: int,
-) -> UserError:
-    """Names the nearest number of plateaus whose sum can be exact; `num_layers` of them always can."""
-    for near in sorted(range(2, num_layers + 1), key=lambda groups: abs(groups - plateaus)):
-        if near == plateaus:
-            continue
-        try:
-            tapered(curve, num_layers, d_ff, start_ratio, end_ratio, multiple_of, near)
-        except UserError:
-            continue
-        break
-    return UserError(
-        f"no widths of {plateaus} runs over {num_layers} layers have the mean d_ff={d_ff} exactly",
-        where="config.profile.plateaus",
-        mend=f"the nearest number that works is {near}",
-    )

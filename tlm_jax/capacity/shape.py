@@ -71,6 +71,7 @@ _EXPERTS = ("num_experts", "experts_per_token", "expert_d_ff")
 
 
 def is_integer(value: Any) -> bool:
+    """Whether `value` is an integer; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -62,6 +62,7 @@ class CheckpointManager:
         self._metadata = metadata
         self._in_flight: _BackgroundSave | None = None
         self._last_save_time = time.monotonic()
+        self._begun_step = -1
         if jax.process_index() == 0:
             self._prepare_directory()
         if jax.process_count() > 1:
@@ -132,13 +133,13 @@ class CheckpointManager:
         permanent = self.due_by_step(step)
         if not (force or permanent or _from_first_process(self.due_by_time())):
             return False
-        if self._in_flight and self._in_flight.step == step:
+        if step == self._begun_step:  # not whether it is still on its way, on which processes may differ
             return False
         self.wait()
         path = layout.step_directory(self.directory, step)
         if _from_first_process(layout.is_complete(path)):
             return False
-        self._last_save_time = time.monotonic()
+        self._last_save_time, self._begun_step = time.monotonic(), step
         items = restore.split_items(state)
         description = self._metadata.to_json() | {
             layout.PERMANENT: permanent,
@@ -226,6 +227,7 @@ class CheckpointManager:
     def _fail(self, step: int, reason: str, clean: bool = True) -> None:
         if clean and jax.process_index() == 0:
             layout.remove_leftovers(self.directory, step)
+        self._begun_step = -1
         steps = self.steps()
         left = f"the newest complete one is step {steps[-1]}" if steps else "no complete one exists"
         raise UserError(

@@ -9,12 +9,10 @@ Both are exact; memory is that of the held-out shingles, and training documents 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-
-from tlm_jax.data.store import TokenStore
 
 _SHINGLE_WORDS = 5
 _WORD = re.compile(r"\w+")
@@ -80,10 +78,3 @@ def near_duplicates(
             if jaccard >= min_jaccard or containment >= min_containment:
                 found.append(NearDuplicate(int(owner), number, jaccard, containment))
     return sorted(found, key=lambda pair: (pair.held_out, pair.train))
-
-
-def split_texts(store: TokenStore, split: str) -> Iterator[str]:
-    """Yields the text of every document of a store's split."""
-    tokenizer, tokens = store.tokenizer(), store.split(split)
-    for start, stop in zip(tokens.documents[:-1], tokens.documents[1:], strict=True):
-        yield tokenizer.decode(tokens.read(int(start), int(stop)))

@@ -22,9 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tlm_jax.data.atomic import PARTIAL, write_atomically, write_error
 from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, find_inputs
-from tlm_jax.data.progress import ByteProgress
 from tlm_jax.data.store import FORMAT_VERSION, MANIFEST, SPLITS, TOKEN_DTYPES, TokenStore, tokenizer_file
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.data.units import (
@@ -37,6 +35,8 @@ from tlm_jax.data.units import (
 )
 from tlm_jax.data.workers import available_cpus, run_jobs
 from tlm_jax.errors import UserError
+from tlm_jax.files import PARTIAL, write_atomically, write_error
+from tlm_jax.progress import ProgressBar
 
 _PLAN = "plan.json"
 
@@ -206,7 +206,7 @@ def _run_units(plan: Plan, workers: int) -> list[dict[str, Any]]:
     jobs = [number for number, result in results.items() if result is None]
     sizes = [sum(span.stop - span.start for span in unit) for unit in plan.units]
     failures: dict[int, Problem] = {}
-    with ByteProgress("tokenising", sum(sizes)) as progress:
+    with ProgressBar("tokenising", sum(sizes), unit="bytes") as progress:
         progress.advance(sum(sizes) - sum(sizes[number] for number in jobs))
         for number, outcome in run_jobs(tokenize_unit, plan, jobs, workers):
             progress.advance(sizes[number])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import SPLIT_TEXT, DocumentFormat
 from tlm_jax.data.prepare import Settings, prepare
 from tlm_jax.data.store import TokenStore
@@ -16,6 +17,7 @@ from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `tlm prepare`."""
     parser.add_argument(
         "inputs", nargs="+", metavar="INPUT", help="text or JSON Lines files, plain or .gz; directories"
     )
@@ -39,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prepares the store; 0 when it is complete, 75 when interrupted: the same command goes on."""
     inputs = [*args.inputs, *(text for text in overrides if not text.startswith("-"))]  # those after an option
-    if unknown := [text for text in overrides if text.startswith("-")]:
-        raise UserError(f"unknown argument {unknown[0]!r}", where="command line")
+    reject_overrides([text for text in overrides if text.startswith("-")])
     if args.document_bytes < 1:
         raise UserError(f"must be at least 1, not {args.document_bytes}", where="--document-bytes")
     if args.workers < 0:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -115,15 +116,17 @@ class TokenStore:
         if not file.is_file():
             raise UserError("the token store is not complete", where=str(path), mend="run `tlm prepare` again")
         try:
-            manifest = json.loads(file.read_bytes())
-            version = manifest["format_version"]
-        except (ValueError, KeyError, TypeError) as error:
+            store = TokenStore(path, json.loads(file.read_bytes()))
+            version = store.manifest["format_version"]
+            if version != FORMAT_VERSION:
+                what = f"the store has format {version}, this version reads {FORMAT_VERSION}"
+                raise UserError(what, where=str(file), mend=_PREPARE_AGAIN)
+            files = [*store.files()]
+            for name in SPLITS:
+                store.split(name)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError("the manifest cannot be read", where=str(file), mend=_PREPARE_AGAIN) from error
-        if version != FORMAT_VERSION:
-            what = f"the store has format {version}, this version reads {FORMAT_VERSION}"
-            raise UserError(what, where=str(file), mend=_PREPARE_AGAIN)
-        store = TokenStore(path, manifest)
-        for shard_file, size, checksum in store.files():
+        for shard_file, size, checksum in files:
             _check_file(path / shard_file, size, checksum if verify else None)
         if verify:
             store.tokenizer()
@@ -240,9 +243,11 @@ class MemoryStore:
         return MemoryStore(texts(), tokenizer, name=" ".join(paths))
 
     def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer of the documents."""
         return self._tokenizer
 
     def split(self, name: str) -> MemorySplit:
+        """Returns all documents, whatever the name."""
         return self._split
 
     @property
@@ -250,6 +255,12 @@ class MemoryStore:
         """The sha256 (hex) of tokenizer and tokens."""
         tokens = self._split.read(0, self._split.num_tokens)
         return hashlib.sha256(self._tokenizer.hash.encode() + tokens.tobytes()).hexdigest()
+
+
+def split_texts(split: Split | MemorySplit, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yields the text of each document of a split."""
+    for start, stop in itertools.pairwise(split.documents):
+        yield tokenizer.decode(split.read(int(start), int(stop)))
 
 
 def document_tokens(text: str, tokenizer: Tokenizer) -> np.ndarray:

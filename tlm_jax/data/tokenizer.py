@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from tlm_jax.data.atomic import write_atomically, write_error
 from tlm_jax.data.documents import DocumentFormat, Problem, find_inputs, read_documents
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.files import write_atomically, write_error
 
 # SentencePiece writes a space as this character inside its pieces.
 _SPACE_SYMBOL = "\u2581"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.tokenizer import train_sentencepiece
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `tlm tokenizer`."""
     parser.add_argument(
         "--input", nargs="+", required=True, metavar="FILE", help="text or JSON Lines, plain or .gz; directories"
     )
@@ -25,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Trains the tokenizer and tells what to run next."""
-    if overrides:
-        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    reject_overrides(overrides)
     if args.sample_megabytes < 1:
         raise UserError(f"must be at least 1, not {args.sample_megabytes}", where="--sample-megabytes")
     tokenizer = train_sentencepiece(

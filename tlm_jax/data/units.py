@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from tlm_jax.data.atomic import partial_path, write_atomically, write_error
 from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, read_documents
 from tlm_jax.data.store import OFFSET_DTYPE, SPLITS, TOKEN_DTYPES, document_tokens, shard_name
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
+from tlm_jax.files import partial_path, write_atomically, write_error
 
 UNITS = "units"  # directory of the results of finished units
 MAX_EXAMPLES = 20  # skipped documents that are told one by one

@@ -44,7 +44,7 @@ class Windows:
     def __init__(self, store: TokenStore | MemoryStore, split: str, sequence_length: int) -> None:
         if sequence_length < 1:
             raise UserError(f"sequence_length must be at least 1, not {sequence_length}", where=store.name)
-        self._split = store.split(split)
+        self._name, self._split = store.name, store.split(split)
         if self._split.num_tokens < 2:
             raise UserError(f"the split {split!r} holds no document", where=store.name)
         self.sequence_length = sequence_length
@@ -88,7 +88,12 @@ class Windows:
                 key: np.concatenate([values, self._padding[key][len(inputs) :]]) for key, values in window.items()
             }
         # Document starts and padding stand for no text, so the sum needs no mask.
-        return {**window, "bytes": self._token_bytes[targets].sum(dtype=np.int32), "window": np.int64(index)}
+        try:
+            num_bytes = self._token_bytes[targets].sum(dtype=np.int32)
+        except IndexError:
+            what = f"window {index} holds token {targets.max()}, beyond the tokenizer's vocabulary"
+            raise UserError(what, where=self._name, mend="a shard is damaged: prepare the store again") from None
+        return {**window, "bytes": num_bytes, "window": np.int64(index)}
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Returns windows stacked along a leading axis; index -1 stands for one in which nothing counts."""

@@ -6,7 +6,6 @@ document after its BOS, EOS included, from the token before), and both divide by
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tlm_jax.data.store import MemorySplit, Split, TokenStore
-from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
 
 _CHUNK_TOKENS = 1 << 22  # 32 MiB of int64 pair keys at one time
@@ -37,12 +35,6 @@ def gzip_bits_per_byte(texts: Iterable[str]) -> float:
     if not text_bytes:
         raise UserError("there is no held-out text to compress", where="gzip baseline")
     return 8 * compressed_bytes / text_bytes
-
-
-def split_texts(split: Split | MemorySplit, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yields the text of each document of a split."""
-    for start, stop in itertools.pairwise(split.documents):
-        yield tokenizer.decode(split.read(int(start), int(stop)))
 
 
 def smoothed_bigram_bits_per_byte(store: TokenStore, held_out: Split | MemorySplit | None = None) -> float:

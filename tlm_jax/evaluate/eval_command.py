@@ -5,29 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tlm_jax.data.documents import Document, DocumentFormat, find_inputs, read_documents
-from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore
+from tlm_jax.config import reject_overrides
+from tlm_jax.data.documents import DocumentFormat
+from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
 from tlm_jax.errors import EXIT_COMPLETE, UserError
-from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte, split_texts
-from tlm_jax.evaluate.output import write_whole
+from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte
 from tlm_jax.evaluate.perplexity import held_out_metrics
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
+from tlm_jax.files import write_result
+from tlm_jax.progress import ProgressBar
 from tlm_jax.train.setup import validation_batch_size
-
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `tlm eval`."""
     parser.add_argument(
         "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
     )
@@ -53,15 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prints the metrics; 0 when they are complete."""
-    if overrides:
-        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    reject_overrides(overrides)
     source = read_checkpoint(args.checkpoint, args.step, args.dtype)
     store = _open_data(args, source)
     batch_size = _batch_size(args.batch_size, source)
     sequence_length = source.config.data.sequence_length
     print(f"evaluating {source.path} on {store.name}", file=sys.stderr)
     model, parameters, mesh = load_model(source, axis="fsdp")
-    with _Progress() as progress:
+    with ProgressBar("evaluating", unit="batches") as progress:
         metrics = held_out_metrics(
             model,
             parameters,
@@ -84,7 +80,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if jax.process_index() == 0:
         text = json.dumps(result, indent=1)
         if args.output:
-            write_whole(args.output, text + "\n")
+            write_result(args.output, text + "\n")
         print(text)
     return EXIT_COMPLETE
 
@@ -94,7 +90,7 @@ def _open_data(args: argparse.Namespace, source: Checkpointed) -> TokenStore | M
         return _run_store(source)
     stores = [path for path in args.data if (Path(path) / MANIFEST).is_file()]
     if not stores:
-        return _read_files(args.data, args.text_field, source)
+        return MemoryStore.from_files(args.data, source.tokenizer, DocumentFormat(args.text_field))
     if len(args.data) > 1:
         raise UserError("a token store cannot be read together with other data", where=stores[0], mend="give it alone")
     return _same_tokenizer(TokenStore.open(stores[0]), source)
@@ -122,20 +118,6 @@ def _same_tokenizer(store: TokenStore, source: Checkpointed) -> TokenStore:
     return store
 
 
-def _read_files(paths: Sequence[str], text_field: str, source: Checkpointed) -> MemoryStore:
-    """Tokenises documents in memory; a text file is one document."""
-    files = find_inputs(paths)
-
-    def texts() -> Iterator[str]:
-        for file in files:
-            for document in read_documents(file, DocumentFormat(text_field)):
-                if not isinstance(document, Document):
-                    raise document.error()
-                yield document.text
-
-    return MemoryStore(texts(), source.tokenizer, name=" ".join(paths))
-
-
 def _batch_size(requested: int, source: Checkpointed) -> int:
     """The batch size: as requested, or the run's, raised to a multiple of the devices."""
     devices = jax.device_count()
@@ -157,33 +139,3 @@ def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[st
         "gzip_bits_per_byte": gzip_bits_per_byte(split_texts(held_out, source.tokenizer)),
         "bigram_bits_per_byte": smoothed_bigram_bits_per_byte(counted, held_out),
     }
-
-
-class _Progress:
-    """Batches done, on standard error: a bar on a terminal, elsewhere a line every ten seconds."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
-        self._last_line = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        if self._bar:
-            self._bar.start()
-            self._task = self._bar.add_task("batches", total=None)
-        return self
-
-    def show(self, done: int, total: int) -> None:
-        """Shows `done` of `total` batches."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, total=total)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            print(f"{done}/{total} batches", file=sys.stderr, flush=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar:
-            self._bar.stop()

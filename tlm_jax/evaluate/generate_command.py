@@ -11,17 +11,19 @@ from typing import Any
 
 import jax
 
+from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
-from tlm_jax.evaluate.output import write_whole
 from tlm_jax.evaluate.restored import DTYPES, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
+from tlm_jax.files import write_result
 
 _SEPARATOR = "-" * 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `tlm generate`."""
     parser.add_argument(
         "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
     )
@@ -55,14 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="prompts at a time (default: 16)")
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
-        "--output", metavar="FILE", help="write JSON Lines to this file instead of text to the terminal"
+        "--output",
+        metavar="FILE",
+        help="write JSON to this file, one object a line if it is a .jsonl, instead of text to the terminal",
     )
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Generates; 0 when every prompt has been continued."""
-    if overrides:
-        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    reject_overrides(overrides)
     sampling = _check(args)
     prompts = _prompts(args)
     source = read_checkpoint(args.checkpoint, args.step, args.dtype)
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         completions = complete(generator, encoded, source.tokenizer, seed=args.seed, stop=args.stop, on_text=shown.hear)
     if args.output:
         records = [_record(*pair, source.step, args) for pair in zip(prompts, completions, strict=True)]
-        write_whole(args.output, _to_json(records, lines=_is_json_lines(args.output)))
+        write_result(args.output, _to_json(records, lines=_is_json_lines(args.output)))
         print(f"{len(completions)} completions in {args.output}", file=sys.stderr)
     else:
         shown.rest(completions)

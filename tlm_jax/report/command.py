@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
-from tlm_jax.errors import EXIT_COMPLETE, UserError
+from tlm_jax.config import reject_overrides
+from tlm_jax.errors import EXIT_COMPLETE
+from tlm_jax.files import write_result
 from tlm_jax.report.page import build
 from tlm_jax.report.runs import load_runs
 
@@ -26,16 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: list[str]) -> int:
     """Writes the page, whole or not at all, and returns the exit code."""
-    if overrides:
-        raise UserError(f"unknown argument {overrides[0]!r}", where="command line")
+    reject_overrides(overrides)
     page = build(load_runs(args.runs))
-    path = Path(args.output)
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UserError(f"cannot be written: {error.strerror}", where=args.output) from error
+    write_result(args.output, page)
     print(f"wrote {args.output} ({len(page.encode()) / 1e3:,.0f} kB)")
     return EXIT_COMPLETE

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tlm_jax.report.runs import Run, number
 
-# Keys that differ between repetitions of one experiment, and those that say only where or how fast it ran.
+# Keys that differ between repetitions of one experiment.
 _SEEDS = ("name", "seed", "data.seed")
 _BUDGET = {
     "parameters": "parameters",

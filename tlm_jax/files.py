@@ -17,18 +17,34 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file by renaming: a crash at any instant leaves the old one or the new one."""
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Writes a file, text as UTF-8, by renaming: a crash at any instant leaves the old one or the new one.
+
+    Raises:
+      OSError: it cannot be written; the old one is untouched.
+    """
     partial = partial_path(path)
     try:
         with open(partial, "wb") as file:
-            file.write(data)
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_result(path: str, text: str) -> None:
+    """Writes what a command was asked for, whole or not at all.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        write_atomically(Path(path), text)
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
 
 
 def write_error(error: OSError, output: Path) -> UserError:
