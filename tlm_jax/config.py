@@ -11,6 +11,7 @@ import difflib
 import json
 import re
 import runpy
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,19 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
         if key is None:
             raise UserError(f"{type(error).__name__}: {str(error).splitlines()[0]}", where=path) from error
         raise UserError(f"unknown key {key}", where=path, mend=_hint(key)) from error
-    except (TypeError, ValueError, SyntaxError, ImportError) as error:
-        raise UserError(f"{type(error).__name__}: {str(error).splitlines()[0]}", where=path) from error
+    except UserError:
+        raise
+    except Exception as error:  # the file is the user's code: whatever it raises is theirs to mend
+        lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == path]
+        where = f"{path}:{lines[-1]}" if lines else path
+        told = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{type(error).__name__}: {told}", where=where) from error
+    if not isinstance(config, ConfigDict) or list(keys(config)) != list(keys(default_config())):
+        raise UserError(
+            "get_config() returns something else than a changed default_config()",
+            where=path,
+            mend="begin with `config = default_config()` and end with `return config`",
+        )
     return apply_overrides(config.lock(), overrides)
 
 

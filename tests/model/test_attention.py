@@ -71,8 +71,10 @@ def test_kernel_gradients_against_reference(function):
     [
         ("tpu", {"segments", "gqa"}, "splash"),
         ("gpu", {"segments"}, "pallas"),
+        ("gpu", {"gqa"}, "cudnn"),
+        ("gpu", {"gqa", "float32"}, "pallas"),
         ("cuda", {"segments"}, "pallas"),
-        ("cpu", {"segments", "gqa"}, "reference"),
+        ("cpu", {"segments", "gqa", "float32"}, "reference"),
     ],
 )
 def test_choice(platform, features, name):

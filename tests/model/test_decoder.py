@@ -13,6 +13,7 @@ from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.config import default_config
 from tlm_jax.model.decoder import layout
 from tlm_jax.model.functional import FunctionalDecoder, join_layers, split_layers
+from tlm_jax.model.layers import embed
 from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import parameter_shardings
@@ -187,6 +188,12 @@ def test_bfloat16_computes_over_float32_weights():
     a, b = logits(full, params, batch), logits(half, params, batch)
     assert not np.array_equal(a, b)
     np.testing.assert_allclose(a, b, atol=0.15)
+
+
+def test_the_embeddings_gradient_counts_every_token_in_bfloat16():
+    tokens = jnp.zeros((1, 1000), jnp.int32)
+    gradient = jax.grad(lambda table: jnp.sum(embed(table, tokens, jnp.bfloat16).astype(jnp.float32)))(jnp.ones((3, 4)))
+    np.testing.assert_array_equal(gradient, [[1000] * 4, [0] * 4, [0] * 4])
 
 
 def compiled_dots(num_layers: int, **keys) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -11,7 +14,7 @@ import pytest
 from jax._src.array import ArrayImpl
 from whole_run import computed_records, setup_for
 
-from tlm_jax.errors import EXIT_COMPLETE
+from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.train import loop
 from tlm_jax.train import metrics as metrics_module
 from tlm_jax.train.writers import read_records
@@ -76,8 +79,7 @@ def test_one_device_read_a_step_and_one_step_late(store: Path, tmp_path: Path, m
     assert loop.train(setup_for(store, *QUIET), tmp_path, "") == EXIT_COMPLETE
     # Two steps are under way before the first is read; the last is read once nothing is left to dispatch.
     before_the_end = events[: events.index("end")]
-    assert before_the_end == ["dispatch", *["dispatch", "read"] * (STEPS - 1)]
-    assert events[events.index("end") + 1] == "read"
+    assert before_the_end == ["dispatch", *["dispatch", "read"] * (STEPS - 1), "read"]
 
 
 def test_a_transfer_hidden_in_the_step_is_an_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -122,3 +124,49 @@ def test_records_hold_what_they_promise(store: Path, tmp_path: Path):
     assert np.sqrt(np.sum(np.square(norms["gradient"]))) == pytest.approx(records[3]["gradient_norm"], rel=1e-5)
     assert (tmp_path / "profile.json").exists()
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_validation_is_outside_of_the_speed(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    evaluate = loop.evaluate
+
+    def slow(*arguments):
+        time.sleep(2)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(loop, "evaluate", slow)
+    assert loop.train(setup_for(store, "--config.validation.every_steps=4"), tmp_path, "") == EXIT_COMPLETE
+    speeds = [record["step_seconds"] for record in read_records(tmp_path / "metrics.jsonl") if record["step_seconds"]]
+    assert speeds
+    assert max(speeds) < 2
+
+
+def test_a_checkpoint_knows_its_config_when_the_workdir_has_lost_it(store: Path, tmp_path: Path):
+    assert loop.train(setup_for(store, "--config.train.num_steps=6"), tmp_path, "") == EXIT_COMPLETE
+    (tmp_path / "config.json").unlink()
+    shutil.rmtree(tmp_path / "checkpoints" / "6")
+    with pytest.raises(UserError, match=r"another config \(train\.beta1: 0\.9 -> 0\.5\)"):
+        loop.train(setup_for(store, "--config.train.num_steps=6", "--config.train.beta1=0.5"), tmp_path, "")
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (("--config.mesh.expert=2",), "config.mesh.expert: no layer has experts"),
+        (("--config.mesh.tensor=4",), "layer 0's num_kv_heads = 2 does not divide by 4"),
+        (("--config.mesh.tensor=8", "--config.profile.num_heads=8"), "num_kv_heads = 2 does not divide by 8; near: 8"),
+        (
+            ("--config.mesh.fsdp=8", "--config.profile.d_model=36", "--config.profile.head_dim=8"),
+            "layer 0's d_model = 36 does not divide by 8",
+        ),
+        (("--config.mesh.data=3",), "config.mesh: axes"),
+        (("--config.train.global_batch_size=12",), "use a multiple of 8"),
+        (("--config.train.learning_rate=0",), "config.train.learning_rate: must be above 0"),
+        (("--config.train.optimizer=adamw",), "adamw has one learning rate"),
+        (("--config.seed=4294967296",), "config.seed"),
+        (("--config.checkpoint.timeout_seconds=0",), "config.checkpoint.timeout_seconds"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(store: Path, overrides: tuple[str, ...], text: str):
+    with pytest.raises(UserError, match=re.escape(text)):
+        setup_for(store, *overrides)

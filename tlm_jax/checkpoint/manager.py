@@ -55,7 +55,7 @@ class CheckpointManager:
         timeout_seconds: float,
         metadata: Metadata,
     ) -> None:
-        _check_settings(every_steps, every_seconds, keep_last, timeout_seconds)
+        raise_together(check_checkpoint_keys(every_steps, every_seconds, keep_last, timeout_seconds))
         self.directory = Path(directory).absolute()
         self._every_steps, self._every_seconds, self._keep_last = every_steps, every_seconds, keep_last
         self._timeout_seconds = timeout_seconds
@@ -303,17 +303,18 @@ def _from_first_process(value: Any) -> Any:
     return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
 
 
-def _check_settings(every_steps: int, every_seconds: float, keep_last: int, timeout_seconds: float) -> None:
+def check_checkpoint_keys(
+    every_steps: int, every_seconds: float, keep_last: int, timeout_seconds: float
+) -> list[UserError]:
+    """The problems of `config.checkpoint`."""
     rules = {
         "checkpoint.every_steps": (every_steps, every_steps >= 0, "0 or more"),
         "checkpoint.every_seconds": (every_seconds, every_seconds >= 0, "0 or more"),
         "checkpoint.keep_last": (keep_last, keep_last >= 1, "1 or more"),
         "checkpoint.timeout_seconds": (timeout_seconds, timeout_seconds > 0, "more than 0"),
     }
-    raise_together(
-        [
-            UserError(f"{value} is out of range", where=f"config.{key}", mend=f"it takes {wanted}")
-            for key, (value, fits, wanted) in rules.items()
-            if not fits
-        ]
-    )
+    return [
+        UserError(f"{value} is out of range", where=f"config.{key}", mend=f"it takes {wanted}")
+        for key, (value, fits, wanted) in rules.items()
+        if not fits
+    ]

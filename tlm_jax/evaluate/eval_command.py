@@ -19,6 +19,7 @@ from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_
 from tlm_jax.evaluate.perplexity import held_out_metrics
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.files import write_result
+from tlm_jax.parallel.devices import use_compilation_cache
 from tlm_jax.progress import ProgressBar
 from tlm_jax.train.setup import validation_batch_size
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     batch_size = _batch_size(args.batch_size, source)
     sequence_length = source.config.data.sequence_length
     print(f"evaluating {source.path} on {store.name}", file=sys.stderr)
+    use_compilation_cache()
     model, parameters, mesh = load_model(source, axis="fsdp")
     with ProgressBar("evaluating", unit="batches") as progress:
         metrics = held_out_metrics(

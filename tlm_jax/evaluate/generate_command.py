@@ -18,6 +18,7 @@ from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
 from tlm_jax.evaluate.restored import DTYPES, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import write_result
+from tlm_jax.parallel.devices import use_compilation_cache
 
 _SEPARATOR = "-" * 80
 
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     prompts = _prompts(args)
     source = read_checkpoint(args.checkpoint, args.step, args.dtype)
     encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens, source.config.data.sequence_length)
+    use_compilation_cache()
     model, parameters, mesh = load_model(source, axis="data")
     devices = mesh.size
     generator = Generator(

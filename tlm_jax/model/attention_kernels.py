@@ -142,17 +142,18 @@ class Kernel:
 
     name: str
     platforms: frozenset[str]
-    features: frozenset[str]  # of "segments", "gqa"; later "window", "soft_cap"
+    features: frozenset[str]  # of "segments", "gqa", "float32"; later "window", "soft_cap"
     block: int  # the sequence length is a multiple of it
     quadratic: bool  # materialises T × T
     function: Attention
 
 
 KERNELS = (
-    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa"}), 128, False, splash),
-    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa"}), 128, False, pallas_gpu),
+    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, splash),
     Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, cudnn),
-    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa"}), 1, True, reference),
+    # jax 0.12 deprecates this kernel without another that takes segment ids.
+    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, pallas_gpu),
+    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa", "float32"}), 1, True, reference),
 )
 
 

@@ -17,10 +17,10 @@ from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
-from tlm_jax.model.layers import Block, LayerCache, Positions, RMSNorm, parameter
+from tlm_jax.model.layers import Block, LayerCache, Positions, RMSNorm, embed, parameter
 from tlm_jax.model.loss import cross_entropy_sum
-from tlm_jax.model.settings import ModelSettings
-from tlm_jax.parallel.rules import gather_whole, pin_batch
+from tlm_jax.model.settings import ModelSettings, exact_products
+from tlm_jax.parallel.rules import pin_batch
 
 # Folded into the key in the place of a layer's number, so that it depends on no depth.
 OUTSIDE_LAYERS = 2**31 - 1
@@ -55,14 +55,15 @@ def layout(profile: Profile, layer_stacking: str) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def _remat(function: Any, policy: str) -> Any:
+def _remat(function: Any, policy: str, *, scanned: bool) -> Any:
     if policy == "none":
         return function
     policies = {
         "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         "full": jax.checkpoint_policies.nothing_saveable,
     }
-    return jax.checkpoint(function, policy=policies[policy])
+    # A scan already keeps the recomputation apart from the first computation.
+    return jax.checkpoint(function, policy=policies[policy], prevent_cse=not scanned)
 
 
 def _create(run: Run, key: jax.Array, settings: ModelSettings, depth: int) -> Block:
@@ -105,26 +106,27 @@ class Decoder(nnx.Module):
         self, tokens_BT: jax.Array, at: Positions, cache: dict[str, LayerCache] | None = None
     ) -> tuple[jax.Array, dict[str, LayerCache]]:
         """Final hidden states [B, T, D] in the compute dtype, normalised; and the updated cache (empty without one)."""
-        x_BTD = pin_batch(gather_whole(self.embedding[...].astype(self.settings.dtype))[tokens_BT])
-        updated: dict[str, LayerCache] = {}
-        for run in self.runs:
-            block_definition, weights = nnx.split(getattr(self, run.name))
+        with exact_products(self.settings):
+            x_BTD = pin_batch(embed(self.embedding[...], tokens_BT, self.settings.dtype))
+            updated: dict[str, LayerCache] = {}
+            for run in self.runs:
+                block_definition, weights = nnx.split(getattr(self, run.name))
 
-            def apply(
-                x_BTD: jax.Array, layer: tuple[Any, LayerCache | None], definition: Any = block_definition
-            ) -> tuple[jax.Array, LayerCache | None]:
-                layer_weights, layer_cache = layer
-                return nnx.merge(definition, layer_weights)(x_BTD, at, layer_cache)
+                def apply(
+                    x_BTD: jax.Array, layer: tuple[Any, LayerCache | None], definition: Any = block_definition
+                ) -> tuple[jax.Array, LayerCache | None]:
+                    layer_weights, layer_cache = layer
+                    return nnx.merge(definition, layer_weights)(x_BTD, at, layer_cache)
 
-            apply = _remat(apply, self.settings.remat)
-            run_cache = None if cache is None else cache[run.name]
-            if run.stacked:
-                # Only activations are carried; weights enter as scanned inputs and are never returned.
-                x_BTD, run_cache = jax.lax.scan(apply, x_BTD, (weights, run_cache))
-            else:
-                x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
-            if run_cache is not None:
-                updated[run.name] = run_cache
+                apply = _remat(apply, self.settings.remat, scanned=run.stacked)
+                run_cache = None if cache is None else cache[run.name]
+                if run.stacked:
+                    # Only activations are carried; weights enter as scanned inputs and are never returned.
+                    x_BTD, run_cache = jax.lax.scan(apply, x_BTD, (weights, run_cache))
+                else:
+                    x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
+                if run_cache is not None:
+                    updated[run.name] = run_cache
         return pin_batch(self.final_norm(x_BTD)), updated
 
     def output_table(self) -> jax.Array:
@@ -134,7 +136,8 @@ class Decoder(nnx.Module):
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """float32 logits [B, T, V]: for sampling and tests; training uses `loss_sum`."""
         table_VD = self.output_table().astype(hidden_BTD.dtype)
-        return jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+        with exact_products(self.settings):
+            return jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
 
     def loss_sum(
         self,
@@ -146,7 +149,10 @@ class Decoder(nnx.Module):
     ) -> jax.Array:
         """Sum of the cross-entropy over unmasked targets, in nats, float32."""
         hidden_BTD, _ = self.hidden(inputs_BT, self.at(positions_BT, segment_ids_BT))
-        return cross_entropy_sum(hidden_BTD, self.output_table(), targets_BT, mask_BT, self.settings.loss_chunk_tokens)
+        with exact_products(self.settings):
+            return cross_entropy_sum(
+                hidden_BTD, self.output_table(), targets_BT, mask_BT, self.settings.loss_chunk_tokens
+            )
 
     @staticmethod
     def at(positions_BT: jax.Array, segment_ids_BT: jax.Array) -> Positions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import partial
 from typing import TypedDict
 
 import jax
@@ -18,7 +19,7 @@ from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.kernels.gated_mlp import gated_mlp
 from tlm_jax.model import attention_kernels
 from tlm_jax.model.settings import ModelSettings
-from tlm_jax.parallel.rules import pin_batch
+from tlm_jax.parallel.rules import gather_whole, pin_batch
 
 # The weights that act as matrices: the axes summed over, the axes that remain (a stack's layer axis not counted).
 MATRICES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -86,6 +87,30 @@ class RMSNorm(nnx.Module):
         return (x32_BTD * inverse_BT1 * self.scale[...]).astype(x_BTD.dtype)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def embed(table_VD: jax.Array, tokens_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rows of a float32 table in `dtype` [B, T, D]; the table's gradient accumulates in float32.
+
+    The table crosses devices in `dtype`. A scatter in bfloat16 would stop counting at 256 equal tokens.
+    """
+    return gather_whole(table_VD.astype(dtype))[tokens_BT]
+
+
+def _embed_forward(
+    table_VD: jax.Array, tokens_BT: jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, tuple[jax.Array, int]]:
+    return embed(table_VD, tokens_BT, dtype), (tokens_BT, table_VD.shape[0])
+
+
+def _embed_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, int], d_x_BTD: jax.Array) -> tuple[jax.Array, None]:
+    del dtype
+    tokens_BT, V = residuals
+    return jnp.zeros((V, d_x_BTD.shape[-1]), jnp.float32).at[tokens_BT].add(d_x_BTD.astype(jnp.float32)), None
+
+
+embed.defvjp(_embed_forward, _embed_backward)
+
+
 def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
     """Rotary embedding, the first half of K paired with the second (Su et al. 2021, arXiv 2104.09864)."""
     half = x_BHTK.shape[-1] // 2
@@ -95,6 +120,16 @@ def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Arra
     first, second = jnp.split(x_BHTK.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x_BHTK.dtype)
+
+
+def attention_features(shape: LayerShape, settings: ModelSettings, with_segments: bool) -> set[str]:
+    """What a layer needs of an attention kernel, in the words of `attention_kernels.KERNELS`."""
+    needed = {
+        "segments": with_segments,
+        "gqa": shape.num_heads != shape.num_kv_heads,
+        "float32": settings.dtype == jnp.float32,
+    }
+    return {feature for feature, is_needed in needed.items() if is_needed}
 
 
 class Attention(nnx.Module):
@@ -133,10 +168,9 @@ class Attention(nnx.Module):
             y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1S)
         else:
             # More than one token fills an empty cache: they see only each other, as in training.
-            features = {"gqa"} if self.shape.num_heads != self.shape.num_kv_heads else set()
             with_segments = self.settings.document_mask or cache is not None
             segments = at["segment_ids"] if with_segments else None
-            features |= {"segments"} if with_segments else set()
+            features = attention_features(self.shape, self.settings, with_segments)
             kernel = attention_kernels.choose(self.settings.platform, features, T, self.settings.attention)
             y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments)
         return self._from_heads(y_BHTK, self.wo[...].astype(dtype)), cache

@@ -48,54 +48,66 @@ def cross_entropy_sum(
 
 
 def _pin(a: jax.Array, axis: int) -> jax.Array:
+    """Pins the axis of shards to the batch axes; the vocabulary may be cut as the compiler likes."""
     if jax.sharding.get_abstract_mesh().empty:
         return a
-    return jax.lax.with_sharding_constraint(a, P(*[None] * axis, BATCH_AXES, *[None] * (a.ndim - axis - 1)))
+    free = P.UNCONSTRAINED
+    return jax.lax.with_sharding_constraint(a, P(*[free] * axis, BATCH_AXES, *[free] * (a.ndim - axis - 1)))
+
+
+def _whole_rows(table_VD: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The table in `dtype` with whole rows on each device, brought there once for all chunks."""
+    table_VD = table_VD.astype(dtype)
+    if jax.sharding.get_abstract_mesh().empty:
+        return table_VD
+    return jax.lax.with_sharding_constraint(table_VD, P(P.UNCONSTRAINED, None))
 
 
 def _one_chunk(
     x_SCD: jax.Array, table_VD: jax.Array, targets_SC: jax.Array, mask_SC: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Loss sum, logits, their log-sum-exp, and where each target stands."""
-    logits_SCV = jnp.einsum("SCD,VD->SCV", x_SCD, table_VD.astype(x_SCD.dtype), preferred_element_type=jnp.float32)
+    """Loss sum of each shard [S], logits, their log-sum-exp, and where each target stands."""
+    logits_SCV = jnp.einsum("SCD,VD->SCV", x_SCD, table_VD, preferred_element_type=jnp.float32)
     lse_SC = jax.nn.logsumexp(logits_SCV, axis=-1)
     # A comparison rather than a gather: it fuses, and stays local when the vocabulary is sharded.
     is_target_SCV = jax.lax.broadcasted_iota(jnp.int32, logits_SCV.shape, 2) == targets_SC[..., None]
     picked_SC = jnp.sum(jnp.where(is_target_SCV, logits_SCV, 0.0), axis=-1)
-    loss = jnp.sum(jnp.where(mask_SC, lse_SC - picked_SC, 0.0))
-    return loss, logits_SCV, lse_SC, is_target_SCV
+    return jnp.sum(jnp.where(mask_SC, lse_SC - picked_SC, 0.0), axis=-1), logits_SCV, lse_SC, is_target_SCV
 
 
 @jax.custom_vjp
 def _chunked_sum(x: jax.Array, table_VD: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
-    def step(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        x_SCD, targets_SC, mask_SC = chunk
-        return total + _one_chunk(x_SCD, table_VD, targets_SC, mask_SC)[0], None
+    table_VD = _whole_rows(table_VD, x.dtype)
 
-    return jax.lax.scan(step, jnp.float32(0), (x, targets, mask))[0]
+    def step(total_S: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        x_SCD, targets_SC, mask_SC = chunk
+        return _pin(total_S + _one_chunk(x_SCD, table_VD, targets_SC, mask_SC)[0], 0), None
+
+    return jnp.sum(jax.lax.scan(step, _pin(jnp.zeros(x.shape[1], jnp.float32), 0), (x, targets, mask))[0])
 
 
 def _forward(
     x: jax.Array, table_VD: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # Each shard sums its own gradient of the table, and they are added once, after the last chunk.
-    shards, (V, D) = x.shape[1], table_VD.shape
+    # Each shard sums its own loss and its own gradient of the table; they are added once, after the last chunk.
+    S, (V, D) = x.shape[1], table_VD.shape
+    table_VD = _whole_rows(table_VD, x.dtype)
 
     def step(
         carry: tuple[jax.Array, jax.Array], chunk: tuple[jax.Array, ...]
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        total, d_table_SVD = carry
+        total_S, d_table_SVD = carry
         x_SCD, targets_SC, mask_SC = chunk
-        loss, logits_SCV, lse_SC, is_target_SCV = _one_chunk(x_SCD, table_VD, targets_SC, mask_SC)
+        loss_S, logits_SCV, lse_SC, is_target_SCV = _one_chunk(x_SCD, table_VD, targets_SC, mask_SC)
         error_SCV = jnp.exp(logits_SCV - lse_SC[..., None]) - is_target_SCV.astype(jnp.float32)
         error_SCV = jnp.where(mask_SC[..., None], error_SCV, 0.0).astype(x_SCD.dtype)
-        d_x_SCD = jnp.einsum("SCV,VD->SCD", error_SCV, table_VD.astype(x_SCD.dtype))
+        d_x_SCD = jnp.einsum("SCV,VD->SCD", error_SCV, table_VD)
         d_table_SVD += jnp.einsum("SCV,SCD->SVD", error_SCV, x_SCD, preferred_element_type=jnp.float32)
-        return (total + loss, _pin(d_table_SVD, 0)), d_x_SCD
+        return (_pin(total_S + loss_S, 0), _pin(d_table_SVD, 0)), d_x_SCD
 
-    start = (jnp.float32(0), _pin(jnp.zeros((shards, V, D), jnp.float32), 0))
-    (total, d_table_SVD), d_x = jax.lax.scan(step, start, (x, targets, mask))
-    return total, (_pin(d_x, 1), jnp.sum(d_table_SVD, axis=0))
+    start = (_pin(jnp.zeros(S, jnp.float32), 0), _pin(jnp.zeros((S, V, D), jnp.float32), 0))
+    (total_S, d_table_SVD), d_x = jax.lax.scan(step, start, (x, targets, mask))
+    return jnp.sum(total_S), (_pin(d_x, 1), jnp.sum(d_table_SVD, axis=0))
 
 
 def _backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:

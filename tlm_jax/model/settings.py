@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import jax
@@ -34,6 +35,11 @@ class ModelSettings:
     def dtype(self) -> jnp.dtype:
         """The dtype of activations and of the weights where they are used."""
         return jnp.dtype(COMPUTE_DTYPES[self.compute_dtype])
+
+
+def exact_products(settings: ModelSettings) -> AbstractContextManager[None]:
+    """Inside, float32 products are float32: by default TPUs and GPUs make them of shorter floats."""
+    return jax.default_matmul_precision("float32") if settings.compute_dtype == "float32" else nullcontext()
 
 
 def settings_from_config(config: ConfigDict, platform: str | None = None) -> ModelSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Mapping
@@ -29,13 +30,13 @@ PEAK_FLOPS = {
 def peak_flops(device: jax.Device, dtype: jnp.dtype) -> tuple[float, str]:
     """Peak FLOP/s of a device and where the figure comes from.
 
-    A device without a data sheet here (a CPU, say) is measured: the best of a few 1024³ matmuls of `dtype`, which is a
-    fair ceiling for a model, and shifts with the load of the machine.
+    A device without a data sheet here (a CPU, say) is measured: the best of a few square matmuls of `dtype`, which is
+    a fair ceiling for a model, and shifts with the load of the machine.
     """
     for kind, peak in PEAK_FLOPS.items():
         if kind in device.device_kind:
             return peak, "data sheet, dense bfloat16"
-    size = 1024
+    size = 1024 if device.platform == "cpu" else 8192
     square = jax.device_put(np.ones((size, size), np.float32), device).astype(dtype)
     matmul = jax.jit(lambda a: a @ a)
     jax.block_until_ready(matmul(square))
@@ -45,7 +46,8 @@ def peak_flops(device: jax.Device, dtype: jnp.dtype) -> tuple[float, str]:
         jax.block_until_ready(matmul(square))
         seconds.append(time.perf_counter() - start)
     # Several forced host devices share the cores that one matmul just used alone.
-    return 2 * size**3 / min(seconds) / len(jax.local_devices()), f"measured {size}^3 {dtype.name} matmul"
+    sharers = len(jax.local_devices()) if device.platform == "cpu" else 1
+    return 2 * size**3 / min(seconds) / sharers, f"measured {size}^3 {dtype.name} matmul"
 
 
 def memory_bytes() -> int | None:
@@ -55,6 +57,13 @@ def memory_bytes() -> int | None:
     if peaks:
         return max(peaks)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs across processes, where JAX_COMPILATION_CACHE_DIR or the user's cache directory says."""
+    if not jax.config.values["jax_compilation_cache_dir"]:
+        base = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "tlm_jax", "xla"))
 
 
 def to_global(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

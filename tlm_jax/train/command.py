@@ -24,23 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _compilation_cache() -> None:
-    """Keeps compiled programs across runs, where JAX_COMPILATION_CACHE_DIR or the user's cache directory says."""
-    import jax
-
-    if not jax.config.values["jax_compilation_cache_dir"]:
-        base = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "tlm_jax", "xla"))
-
-
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Runs the command; see `tlm_jax.train.loop.train`."""
     # From here on a signal ends the run in an orderly way: imports and compilation may take minutes.
     with StopRequest() as stop:
         config = load_config(args.config, overrides)
+        from tlm_jax.parallel.devices import use_compilation_cache
         from tlm_jax.train.loop import train
         from tlm_jax.train.setup import build
 
-        _compilation_cache()
+        use_compilation_cache()
+        if config.data.store:
+            config.data.store = os.path.abspath(config.data.store)  # evaluation may be started from elsewhere
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
         return train(build(config), Path(args.workdir), command, stop)

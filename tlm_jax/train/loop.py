@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import numpy as np
 from tlm_jax import config as configs
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
 from tlm_jax.data.loader import Batch, TrainLoader, check_identity, train_loader, validation_batches
-from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE
+from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 from tlm_jax.model.functional import Parameters
 from tlm_jax.parallel.devices import peak_flops, to_global
 from tlm_jax.parallel.rules import batch_sharding, replicated_bytes
@@ -26,7 +28,7 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
-from tlm_jax.train.workdir import claim
+from tlm_jax.train.workdir import check_same_run, check_workdir, claim
 from tlm_jax.train.writers import Terminal
 
 STOP, SAVE = 0, 1  # columns of batch["requests"]
@@ -50,7 +52,7 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
         were not finite.
     """
     config, mesh, first_host = setup.config, setup.mesh, jax.process_index() == 0
-    claim(workdir, config, setup.profile, write=first_host)
+    check_workdir(workdir, config)
     with (
         jax.set_mesh(mesh),
         nullcontext(stop) if stop else StopRequest() as stop,
@@ -62,7 +64,8 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
             _say(first_host, f"complete: {workdir} is at step {start_step} of {config.train.num_steps}")
             return EXIT_COMPLETE
         if start_step:
-            state, data_state, _ = checkpoints.restore(setup.abstract)
+            state, data_state, saved = checkpoints.restore(setup.abstract)
+            check_same_run(workdir, saved.config, config, str(checkpoints.directory))
         else:
             state = init_state(setup.model, setup.optimizer, setup.abstract, config.seed)
             data_state = {"next_window": 0}
@@ -72,9 +75,6 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
             setup.model, setup.optimizer, setup.learning_rate, config.train.gradient_accumulation, setup.abstract
         )
         eval_step = make_eval_step(setup.model)
-        loader = _loader(setup, data_state["next_window"])
-        if start_step:
-            check_identity(data_state, loader.identity, str(workdir))
         peak, peak_source = _peak(setup)
         tokens_per_step = config.train.global_batch_size * config.data.sequence_length
         meter = Meter(
@@ -82,7 +82,12 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
         )
 
         # --- The loop: step n is dispatched, then step n - 1 is read
-        with loader, Recorder(config, workdir, meter, start_step, first_host=first_host) as recorder:
+        with (
+            _loader(setup, data_state, str(workdir)) as loader,
+            Recorder(config, workdir, meter, start_step, first_host=first_host) as recorder,
+        ):
+            if first_host:
+                claim(workdir, config, setup.profile)
             _greet(setup, recorder.terminal, start_step, peak, peak_source)
             pending: Pending | None = None
             for step, batch in _steps(loader, meter, start_step + 1, config.train.num_steps):
@@ -101,9 +106,9 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
                 validating = last or (bool(every) and step % every == 0 and not stopping)
                 saving = last or stopping or bool(requests[SAVE]) or checkpoints.due_by_step(step)
                 if validating or saving:
-                    more = {"validation": _validate(setup, eval_step, state["params"])} if validating else {}
-                    # The record of a step is on disk before its checkpoint can be.
-                    recorder.read(pending, **more)
+                    validate = partial(_validate, setup, eval_step, state["params"]) if validating else None
+                    # The record of a step is written before its checkpoint can be.
+                    recorder.read(pending, validate)
                     pending = None
                 if saving:
                     checkpoints.save(step, state, loader.identity | {"next_window": loader.next_index}, force=True)
@@ -139,9 +144,9 @@ def _checkpoints(setup: Setup, workdir: Path) -> CheckpointManager:
     )
 
 
-def _loader(setup: Setup, start_index: int) -> TrainLoader:
+def _loader(setup: Setup, data_state: dict[str, Any], where: str) -> TrainLoader:
     config = setup.config
-    return train_loader(
+    loader = train_loader(
         setup.store,
         sequence_length=config.data.sequence_length,
         global_batch_size=config.train.global_batch_size,
@@ -149,8 +154,15 @@ def _loader(setup: Setup, start_index: int) -> TrainLoader:
         num_workers=config.data.num_workers,
         host_index=jax.process_index(),
         host_count=jax.process_count(),
-        start_index=start_index,
+        start_index=data_state["next_window"],
     )
+    if data_state["next_window"]:
+        try:
+            check_identity(data_state, loader.identity, where)
+        except UserError:
+            loader.close()
+            raise
+    return loader
 
 
 def _requests(rows: int, stop: StopRequest, checkpoints: CheckpointManager) -> np.ndarray:

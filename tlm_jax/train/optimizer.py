@@ -33,9 +33,15 @@ def check_optimizer(train: ConfigDict) -> list[UserError]:
     for key in ("beta1", "beta2", "muon_momentum"):
         if not 0 <= train[key] < 1:
             problems.append(UserError(f"must be in [0, 1), not {train[key]}", where=f"config.train.{key}"))
-    for key in ("learning_rate", "adam_learning_rate", "weight_decay", "gradient_clip", "final_learning_rate_ratio"):
+    for key in ("adam_learning_rate", "weight_decay", "gradient_clip", "final_learning_rate_ratio"):
         if not (train[key] >= 0 and math.isfinite(train[key])):
             problems.append(UserError(f"must be at least 0, not {train[key]}", where=f"config.train.{key}"))
+    for key in ("epsilon", "learning_rate"):
+        if not train[key] > 0:
+            problems.append(UserError(f"must be above 0, not {train[key]}", where=f"config.train.{key}"))
+    if train.adam_learning_rate and train.optimizer == "adamw":
+        where, mend = "config.train.adam_learning_rate", "leave it at 0, or take muon"
+        problems.append(UserError("adamw has one learning rate", where=where, mend=mend))
     if not 0 <= train.warmup_steps <= train.num_steps:
         problems.append(
             UserError(
@@ -114,8 +120,8 @@ def _scale_to_update_rms(rms: float) -> optax.GradientTransformation:
 def build_optimizer(train: ConfigDict) -> optax.GradientTransformation:
     """Global-norm clipping, AdamW or Muon, decoupled weight decay by name, the learning-rate schedule.
 
-    Muon (Jordan et al. 2024) takes the hidden matrices, Adam what remains, at `adam_learning_rate`. Moments are
-    float32 whatever the parameters are.
+    Muon (Jordan et al. 2024) takes the hidden matrices, Adam what remains, at `adam_learning_rate`; decay follows
+    `learning_rate` for both. Moments are float32 whatever the parameters are.
 
     Raises:
       UserError: every problem of the keys, together.

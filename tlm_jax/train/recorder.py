@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ class Recorder:
         for writer in self._writers:
             writer.close()
 
-    def read(self, pending: Pending, **more: Any) -> np.ndarray:
+    def read(self, pending: Pending, validate: Callable[[], Any] | None = None) -> np.ndarray:
         """Waits for a dispatched step, writes its record if one is due, and returns what any host requested.
 
         Args:
           pending: the step.
-          more: goes into the record, which is then due.
+          validate: run after the step's speed is known; its result goes into the record, which is then due.
 
         Raises:
           UserError: too many steps in a row were not finite, or a record cannot be written.
@@ -60,8 +61,10 @@ class Recorder:
         self.terminal.advance(step)
         log, train = self._config.log, self._config.train
         with_norms = bool(log.norms_every_steps) and step % log.norms_every_steps == 0
-        if more or with_norms or skipped_row or step == train.num_steps or step % log.every_steps == 0:
-            record: Record = make_record(step, values, self.meter, with_norms=with_norms) | more
+        if validate or with_norms or skipped_row or step == train.num_steps or step % log.every_steps == 0:
+            record: Record = make_record(step, values, self.meter, with_norms=with_norms)
+            if validate:
+                record["validation"] = validate()
             if skipped_row:
                 record["skipped_windows"] = [int(window) for window in pending.windows]
             for writer in self._writers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,10 +14,12 @@ from ml_collections import ConfigDict
 
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.checkpoint.manager import check_checkpoint_keys
 from tlm_jax.data.store import SPLITS, TokenStore
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model import attention_kernels
 from tlm_jax.model.functional import FunctionalDecoder
+from tlm_jax.model.layers import attention_features
 from tlm_jax.model.settings import ModelSettings, settings_from_config
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
 from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
@@ -48,10 +51,8 @@ def _try(problems: list[UserError], build: Callable[[], T]) -> T | None:
 
 
 def _check_attention(config: ConfigDict, profile: Profile, settings: ModelSettings) -> None:
-    features = {"segments"} if config.model.document_mask else set()
-    if any(layer.num_heads != layer.num_kv_heads for layer in profile.layers):
-        features.add("gqa")
-    attention_kernels.choose(settings.platform, features, config.data.sequence_length, config.model.attention)
+    for features in {frozenset(attention_features(s, settings, settings.document_mask)) for s in set(profile.layers)}:
+        attention_kernels.choose(settings.platform, features, config.data.sequence_length, config.model.attention)
 
 
 def _check_counts(config: ConfigDict) -> list[UserError]:
@@ -66,15 +67,16 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "validation.every_steps": 0,
         "validation.num_windows": 0,
         "validation.batch_size": 0,
-        "checkpoint.every_steps": 1,
-        "checkpoint.keep_last": 1,
         "log.every_steps": 1,
         "log.norms_every_steps": 0,
+        "log.peak_flops": 0,
     }
     for key, least in minimum.items():
         room, name = key.split(".")
         if config[room][name] < least:
             problems.append(UserError(f"must be at least {least}, not {config[room][name]}", where=f"config.{key}"))
+    if not 0 <= config.seed < 2**32:
+        problems.append(UserError(f"must be from 0 to 2^32 - 1, not {config.seed}", where="config.seed"))
     return problems
 
 
@@ -88,12 +90,12 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
     for axis in BATCH_AXES:
         shards *= mesh.shape[axis]
     problems = []
-    pieces = shards * config.train.gradient_accumulation
+    pieces = math.lcm(shards, jax.process_count()) * config.train.gradient_accumulation
     if config.train.global_batch_size % pieces:
         problems.append(
             UserError(
                 f"{config.train.global_batch_size} sequences do not divide into {shards} batch shards × "
-                f"{config.train.gradient_accumulation} micro-batches",
+                f"{config.train.gradient_accumulation} micro-batches on {jax.process_count()} hosts",
                 where="config.train.global_batch_size",
                 mend=f"use a multiple of {pieces}",
             )
@@ -106,6 +108,38 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
                 mend=f"use a multiple of {shards}",
             )
         )
+    return problems
+
+
+def _near(value: int, size: int) -> str:
+    return ", ".join(str(n) for n in (value // size * size, -(-value // size) * size) if n)
+
+
+def _check_divisibility(config: ConfigDict, profile: Profile, mesh: Mesh) -> list[UserError]:
+    """What an axis size asked for cannot cut: the first layer at fault, and the nearest widths that work."""
+    problems = []
+    if mesh.shape["expert"] > 1:
+        problems.append(UserError("no layer has experts: the axis would only repeat work", where="config.mesh.expert"))
+    size = mesh.shape["tensor"]
+    wanted = [("vocab_size", profile.vocab_size)]
+    for index, layer in enumerate(profile.layers):
+        wanted += [(f"layer {index}'s {key}", getattr(layer, key)) for key in ("num_heads", "num_kv_heads", "d_ff")]
+    wrong = next(((name, value) for name, value in wanted if value % size), None)
+    if wrong:
+        name, value = wrong
+        where, mend = "config.mesh.tensor", f"near: {_near(value, size)}"
+        problems.append(UserError(f"{name} = {value} does not divide by {size}", where=where, mend=mend))
+    size = mesh.shape["fsdp"]
+    for index, layer in enumerate(profile.layers):
+        if layer.d_model % size and any(n % size for n in (layer.d_ff, layer.num_heads, layer.num_kv_heads)):
+            problems.append(
+                UserError(
+                    f"layer {index}'s d_model = {layer.d_model} does not divide by {size}, nor do all its other widths",
+                    where="config.mesh.fsdp",
+                    mend=f"lower fsdp and raise data, or take a d_model near: {_near(layer.d_model, size)}",
+                )
+            )
+            break
     return problems
 
 
@@ -146,7 +180,7 @@ def build(config: ConfigDict) -> Setup:
     Raises:
       UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
     """
-    problems = _check_counts(config)
+    problems = _check_counts(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
     settings = _try(problems, lambda: settings_from_config(config))
     optimizer = _try(problems, lambda: build_optimizer(config.train))
@@ -157,6 +191,8 @@ def build(config: ConfigDict) -> Setup:
         problems += _check_splits(store)
     if mesh is not None and not problems:
         problems += _check_batches(config, mesh)
+        if profile is not None:
+            problems += _check_divisibility(config, profile, mesh)
     if profile is not None and settings is not None:
         _try(problems, lambda: _check_attention(config, profile, settings))
     raise_together(problems)

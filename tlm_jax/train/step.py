@@ -19,7 +19,7 @@ from tlm_jax.train.state import State
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
-EvalStep = Callable[[Parameters, Batch], jax.Array]
+EvalStep = Callable[[Parameters, Batch], dict[str, jax.Array]]
 
 # What the model reads of a batch; "bytes" [B] and "requests" [B, 2] are only summed.
 MODEL_KEYS = ("inputs", "targets", "mask", "segment_ids", "positions")
@@ -73,23 +73,27 @@ def make_train_step(
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
+    def place(grads: Parameters) -> Parameters:
+        """Left to the compiler, gradients may come back replicated."""
+        return jax.lax.with_sharding_constraint(grads, shardings["params"])
+
     def gradients(params: Parameters, batch: Batch) -> tuple[jax.Array, Parameters]:
         value_and_grad = jax.value_and_grad(lambda p, b: loss_sum(model, p, b))
         if gradient_accumulation == 1:
             return value_and_grad(params, {key: batch[key] for key in MODEL_KEYS})
 
         def add(carry: Any, micro: Batch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, carry, value_and_grad(params, micro)), None
+            loss, grads = jax.tree.map(jnp.add, carry, value_and_grad(params, micro))
+            return (loss, place(grads)), None
 
-        zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        zero = (jnp.float32(0), place(jax.tree.map(jnp.zeros_like, params)))
         return jax.lax.scan(add, zero, _micro_batches(batch, gradient_accumulation))[0]
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         tokens = jnp.sum(batch["mask"], dtype=jnp.int32)
         loss, grads = gradients(state["params"], batch)
         grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
-        # Left to the compiler, gradients may come back replicated.
-        grads = jax.lax.with_sharding_constraint(grads, shardings["params"])
+        grads = place(grads)
         updates, opt_state = optimizer.update(grads, state["optimizer"], state["params"])
         squares = jnp.stack([layer_sums_of_squares(tree, model) for tree in (grads, updates, state["params"])])
         norms = jnp.sqrt(jnp.sum(squares, axis=1))
@@ -114,14 +118,17 @@ def make_train_step(
         }
         return new, metrics
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings["step"]))
 
 
 def make_eval_step(model: FunctionalDecoder) -> EvalStep:
-    """Returns the jitted `(params, batch) -> [3] float32`: loss sum in nats, tokens, bytes."""
+    """Returns the jitted `(params, batch) -> sums`: float32 `nats`, int32 `tokens` and `bytes`."""
 
-    def step(params: Parameters, batch: Batch) -> jax.Array:
-        counts = (jnp.sum(batch["mask"]), jnp.sum(batch["bytes"]))
-        return jnp.stack([loss_sum(model, params, batch), *counts]).astype(jnp.float32)
+    def step(params: Parameters, batch: Batch) -> dict[str, jax.Array]:
+        return {
+            "nats": loss_sum(model, params, batch),
+            "tokens": jnp.sum(batch["mask"], dtype=jnp.int32),
+            "bytes": jnp.sum(batch["bytes"], dtype=jnp.int32),
+        }
 
     return jax.jit(step)

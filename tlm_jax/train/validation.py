@@ -32,12 +32,13 @@ def evaluate(
     `tokens`, `bytes`.
     """
     sharding = batch_sharding(mesh)
-    running: deque[jax.Array] = deque()
-    sums, done = np.zeros(3, np.float64), 0
+    running: deque[dict[str, jax.Array]] = deque()
+    sums, done = {"nats": 0.0, "tokens": 0, "bytes": 0}, 0
 
     def read_oldest() -> None:
-        nonlocal sums, done
-        sums = sums + jax.device_get(running.popleft())
+        nonlocal done
+        for key, value in jax.device_get(running.popleft()).items():
+            sums[key] += value.item()
         done += 1
         on_batch(done)
 
@@ -47,12 +48,11 @@ def evaluate(
             read_oldest()
     while running:
         read_oldest()
-    nats, tokens, num_bytes = (float(value) for value in sums)
-    loss = nats / max(tokens, 1)
+    loss = sums["nats"] / max(sums["tokens"], 1)
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": nats / math.log(2) / max(num_bytes, 1),
-        "tokens": int(tokens),
-        "bytes": int(num_bytes),
+        "bits_per_byte": sums["nats"] / math.log(2) / max(sums["bytes"], 1),
+        "tokens": int(sums["tokens"]),
+        "bytes": int(sums["bytes"]),
     }

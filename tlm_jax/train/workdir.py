@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -11,6 +10,7 @@ from ml_collections import ConfigDict
 from tlm_jax import config as configs
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
+from tlm_jax.files import write_atomically, write_error
 
 # Keys that may change when a run is resumed: where and how fast it runs and what it tells, never what it computes.
 FREE = (
@@ -42,34 +42,53 @@ def changed_keys(old: ConfigDict, new: ConfigDict) -> list[str]:
     return [f"{k}: {value(old, k)} -> {value(new, k)}" for k in names if value(old, k) != value(new, k)]
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file's content in one step."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text)
-    os.replace(draft, path)
+def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str) -> None:
+    """Checks that a saved config's run is this one.
 
-
-def claim(workdir: Path, config: ConfigDict, profile: Profile, *, write: bool) -> None:
-    """Makes `workdir` this run's, or checks that it already is; `write` is for one host only.
+    Args:
+      workdir: the run's directory.
+      saved: the JSON text of the config found there.
+      config: the one given now.
+      where: what holds `saved`.
 
     Raises:
-      UserError: the directory belongs to a run of another config (names the keys), or cannot be written.
+      UserError: they differ in keys that matter (names them), or the text is damaged.
+    """
+    try:
+        changed = changed_keys(configs.from_json(saved, where), config)
+    except json.JSONDecodeError as error:
+        raise UserError("is not JSON", where=where, mend="give another --workdir, or delete it") from error
+    if changed:
+        raise UserError(
+            f"the directory holds a run of another config ({'; '.join(changed)})",
+            where=str(workdir),
+            mend="give another --workdir, or the config of that run",
+        )
+
+
+def check_workdir(workdir: Path, config: ConfigDict) -> None:
+    """Checks that `workdir`, where it exists, is of this run.
+
+    Raises:
+      UserError: it belongs to a run of another config, or cannot be read.
     """
     path = workdir / "config.json"
     try:
         if path.exists():
-            changed = changed_keys(configs.from_json(path.read_text(), str(path)), config)
-            if changed:
-                raise UserError(
-                    f"the directory holds a run of another config ({'; '.join(changed)})",
-                    where=str(workdir),
-                    mend="give another --workdir, or the config of that run",
-                )
-        if write:
-            workdir.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, configs.to_json(config))
-            write_atomically(workdir / "profile.json", profile.to_json())
+            check_same_run(workdir, path.read_text(), config, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def claim(workdir: Path, config: ConfigDict, profile: Profile) -> None:
+    """Writes the run's config and profile into its directory; for one host only.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_atomically(workdir / "config.json", configs.to_json(config))
+        write_atomically(workdir / "profile.json", profile.to_json())
     except OSError as error:
-        raise UserError(f"cannot be used: {error.strerror}", where=str(workdir)) from error
-    except json.JSONDecodeError as error:
-        raise UserError("is not JSON", where=str(path), mend="delete it if the run is worth nothing") from error
+        raise write_error(error, workdir) from error
