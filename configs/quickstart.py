@@ -38,8 +38,8 @@ def get_config() -> ConfigDict:
     c.train.global_batch_size = 8
     c.train.optimizer = "muon"
     c.train.learning_rate = 6e-3
-    c.train.adam_learning_rate = 3e-3
-    c.train.warmup_steps = 48
+    c.train.adam_learning_rate = 2e-2
+    c.train.warmup_steps = 24
 
     c.validation.every_steps = 122
     c.validation.num_windows = 64

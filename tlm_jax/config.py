@@ -82,7 +82,7 @@ def default_config() -> ConfigDict:
 
     c.validation = ConfigDict()
     c.validation.every_steps = 0  # 0: only at the end
-    c.validation.num_windows = 0  # 0: the whole held-out split
+    c.validation.num_windows = 0  # evenly spaced over the held-out split; 0: all of it
     c.validation.batch_size = 0  # 0: train.global_batch_size
 
     c.checkpoint = ConfigDict()

@@ -204,7 +204,7 @@ def validation_batches(
     host_index: int = 0,
     host_count: int = 1,
 ) -> Iterator[Batch]:
-    """Returns this host's batches over the first windows of the split "validation", in order, each window once.
+    """Returns this host's batches over windows of the split "validation", in order, each window once.
 
     Every host yields ceil(windows / batch_size) batches of batch_size / host_count rows, as `train_loader`'s; the
     last global batch is filled with windows in which nothing counts (mask False, bytes 0, window -1).
@@ -213,7 +213,8 @@ def validation_batches(
       store: where the split is read from.
       sequence_length: T.
       batch_size: windows per batch over all hosts.
-      num_windows: how many windows; 0, or more than there are: all.
+      num_windows: how many windows, evenly spaced over the split, so that each source of text has its share; 0, or
+        more than there are: all.
       host_index, host_count: which share of every batch is this host's.
 
     Raises:
@@ -225,8 +226,8 @@ def validation_batches(
 
     def batches() -> Iterator[Batch]:
         for first in range(0, count, batch_size):
-            indices = [first + row * host_count + host_index for row in range(host_batch_size)]
-            yield windows.batch([i if i < count else -1 for i in indices])
+            picks = [first + row * host_count + host_index for row in range(host_batch_size)]
+            yield windows.batch([pick * len(windows) // count if pick < count else -1 for pick in picks])
 
     return batches()
 
