@@ -60,15 +60,15 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
     ):
         # --- Where the run stands
         start_step = checkpoints.latest_step() or 0
-        if start_step >= config.train.num_steps:
-            _say(first_host, f"complete: {workdir} is at step {start_step} of {config.train.num_steps}")
-            return EXIT_COMPLETE
         if start_step:
             state, data_state, saved = checkpoints.restore(setup.abstract)
             check_same_run(workdir, saved.config, config, str(checkpoints.directory))
         else:
             state = init_state(setup.model, setup.optimizer, setup.abstract, config.seed)
             data_state = {"next_window": 0}
+        if start_step >= config.train.num_steps:
+            _say(first_host, f"complete: {workdir} is at step {start_step} of {config.train.num_steps}")
+            return EXIT_COMPLETE
 
         # --- The parts that run
         train_step = make_train_step(
