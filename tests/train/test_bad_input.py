@@ -163,7 +163,8 @@ def test_a_missing_and_a_corrupt_checkpoint(store: Path, run: Path, tmp_path: Pa
 
 def test_losses_that_stay_infinite(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = arguments(
-        store, tmp_path, "--config.train.optimizer=adamw", "--config.train.adam_learning_rate=0", "--config.train.learning_rate=1e30",
+        store, tmp_path, "--config.train.optimizer=adamw", "--config.train.learning_rate=1e30",
+        "--config.train.adam_learning_rate=0",
         "--config.train.max_nonfinite_steps=3", "--config.checkpoint.every_steps=1", "--config.train.warmup_steps=0",
         "--config.train.num_steps=20",
     )  # fmt: skip
