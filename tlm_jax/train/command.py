@@ -18,6 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir", required=True, metavar="DIR", help="where the run lives; an existing run of this config is resumed"
     )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="this process is one of several: on a TPU pod, under Slurm or Open MPI, or as JAX_COORDINATOR_ADDRESS, "
+        "JAX_NUM_PROCESSES and JAX_PROCESS_ID say",
+    )
     parser.epilog = (
         "Any key of the config can be set: --config.train.learning_rate=3e-4. Exit code 0: the run is complete; "
         "2: bad input, one line says which; 75: stopped early by Ctrl-C or SIGTERM, the same command resumes."
@@ -30,11 +36,15 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     with StopRequest() as stop:
         config = load_config(args.config, overrides)
         from tlm_jax.parallel.devices import use_compilation_cache
+        from tlm_jax.parallel.distributed import start_distributed
         from tlm_jax.train.loop import train
         from tlm_jax.train.setup import build
 
+        if args.distributed:
+            start_distributed()
         use_compilation_cache()
         if config.data.store:
             config.data.store = os.path.abspath(config.data.store)  # evaluation may be started from elsewhere
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+        command += " --distributed" if args.distributed else ""
         return train(build(config), Path(args.workdir), command, stop)
