@@ -245,18 +245,25 @@ def from_json(text: str, where: str = "config") -> ConfigDict:
     """Reads `to_json`'s text back over the defaults: keys newer than the text take their defaults.
 
     Raises:
-      UserError: a key that this version does not know.
+      UserError: a key that this version does not know, or a value of another type.
+      json.JSONDecodeError: the text is not JSON.
     """
     config = default_config()
 
-    def fill(node: ConfigDict, values: dict[str, Any], prefix: str) -> None:
+    def fill(node: ConfigDict, values: Any, prefix: str) -> None:
+        if not isinstance(values, dict):
+            raise UserError(f"config{prefix.rstrip('.') and '.' + prefix.rstrip('.')} is not an object", where=where)
         for key, value in values.items():
             if key not in node:
                 raise _unknown_key(f"{prefix}{key}", config, where)
             if isinstance(node[key], ConfigDict):
                 fill(node[key], value, f"{prefix}{key}.")
-            else:
+                continue
+            try:
                 node[key] = tuple(value) if isinstance(value, list) else value
+            except (TypeError, ValueError) as error:
+                kind = type(node[key]).__name__
+                raise UserError(f"config.{prefix}{key} is no {kind}: {json.dumps(value)}", where=where) from error
 
     fill(config, json.loads(text), "")
     return config

@@ -144,6 +144,42 @@ def test_a_workdir_of_another_config(store: Path, run: Path, complaint: Complain
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+HOLDER = """
+import pathlib, sys
+from tlm_jax.train.workdir import only_one
+with only_one(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_workdir_in_which_another_process_trains(store: Path, run: Path, complaint: Complain):
+    argv = [sys.executable, "-c", HOLDER, str(run)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        told = complaint(*arguments(store, run, "--config.train.num_steps=6"))
+        assert f"{run}: another process is training here; wait until it has ended, stop it, or give another" in told
+        holder.kill()
+    assert main(arguments(store, run, "--config.train.num_steps=6")) == EXIT_COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "config is not an object"),
+        ('{"train": 5}', "config.train is not an object"),
+        ('{"seed": "x"}', 'config.seed is no int: "x"'),
+        ("{", "is not JSON; give another --workdir, or delete it"),
+    ],
+)
+def test_a_damaged_config_in_the_workdir(store: Path, tmp_path: Path, complaint: Complain, text: str, told: str):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert f"{path}: {told}" in complaint(*arguments(store, tmp_path))
+    assert path.read_text() == text
+
+
 def test_a_missing_and_a_corrupt_checkpoint(store: Path, run: Path, tmp_path: Path, complaint: Complain):
     assert "no such directory" in complaint("eval", f"--checkpoint={tmp_path / 'nowhere'}")
     workdir = Path(shutil.copytree(run, tmp_path / "run"))

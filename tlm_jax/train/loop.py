@@ -28,7 +28,7 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
-from tlm_jax.train.workdir import check_same_run, check_workdir, claim
+from tlm_jax.train.workdir import check_same_run, check_workdir, claim, only_one
 from tlm_jax.train.writers import Terminal
 
 STOP, SAVE = 0, 1  # columns of batch["requests"]
@@ -48,14 +48,15 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
       0 when the run is complete, 75 when it stopped early on a signal and can be resumed.
 
     Raises:
-      UserError: the directory or the saved data index belongs to another run; a save failed; too many steps in a row
-        were not finite.
+      UserError: the directory or the saved data index belongs to another run, or another process trains in the
+        directory; a save failed; too many steps in a row were not finite.
     """
     config, mesh, first_host = setup.config, setup.mesh, jax.process_index() == 0
     check_workdir(workdir, config)
     with (
         jax.set_mesh(mesh),
         nullcontext(stop) if stop else StopRequest() as stop,
+        only_one(workdir) if first_host else nullcontext(),
         _checkpoints(setup, workdir) as checkpoints,
     ):
         # --- Where the run stands
