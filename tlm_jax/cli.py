@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     module = importlib.import_module(COMMANDS[argv[0]][0]) if argv and argv[0] in COMMANDS else None
     for name, (_, text) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=text, description=text.capitalize() + ".")
+        subparser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if module and name == argv[0]:
             module.add_arguments(subparser)
     args, overrides = parser.parse_known_args(argv)

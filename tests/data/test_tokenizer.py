@@ -177,6 +177,8 @@ def test_loading_what_is_no_tokenizer(tmp_path: Path) -> None:
         (["--input", "a.jsonl", "--vocab-size=90000"], "the largest that works is"),
         (["--input", "a.jsonl", "--vocab-size=100"], "the smallest that works is"),
         (["--input", "bad.jsonl"], "bad.jsonl:2: missing field: 'text'"),
+        (["--input", "a.jsonl", "--vocab-size=-5"], "--vocab-size: must be at least 1, not -5"),
+        (["--input", "a.jsonl", "--output=."], ".: is a directory; give the name of a file"),
         (["--input", "empty.txt"], "empty.txt:1: empty file"),
         (["--input", "empty.txt", "--on-error=skip"], "hold no document"),
         (["--input", "a.jsonl", "--sample-megabytes=0"], "--sample-megabytes: must be at least 1"),
@@ -205,7 +207,7 @@ def test_command_errors_are_one_line(
 
 
 def test_command_trains(tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    path = write_jsonl(tmp_path / "a b.jsonl", texts)
     assert cli.main(["tokenizer", "--input", str(path), "--vocab-size=300", f"--output={tmp_path / 'm.model'}"]) == 0
-    assert "tlm prepare" in capsys.readouterr().out
+    assert f"tlm prepare '{path}' --tokenizer={tmp_path / 'm.model'}" in capsys.readouterr().out
     assert load_tokenizer(str(tmp_path / "m.model")).vocab_size == 300

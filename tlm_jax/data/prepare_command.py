@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -75,10 +76,8 @@ def _summarise(store: TokenStore) -> None:
         print("  nothing is held out for validation: raise --holdout, or cut text finer with --split-text")
     vocab_size = manifest["tokenizer"]["vocab_size"]
     print("next:")
-    print(
-        f"  tlm train --config=CONFIG --workdir=DIR --config.data.store={store.name}"
-        f" --config.model.vocab_size={vocab_size}"
-    )
+    keys = [f"--config.data.store={store.name}", f"--config.model.vocab_size={vocab_size}"]
+    print(f"  {shlex.join(['tlm', 'train', '--config=CONFIG', '--workdir=DIR', *keys])}")
 
 
 def _counts(split: dict[str, Any]) -> str:

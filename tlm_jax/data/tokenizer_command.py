@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Sequence
 
 from tlm_jax.config import reject_overrides
@@ -30,6 +32,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     reject_overrides(overrides)
     if args.sample_megabytes < 1:
         raise UserError(f"must be at least 1, not {args.sample_megabytes}", where="--sample-megabytes")
+    if args.vocab_size < 1:
+        raise UserError(f"must be at least 1, not {args.vocab_size}", where="--vocab-size")
+    if os.path.isdir(args.output):
+        raise UserError("is a directory", where=args.output, mend="give the name of a file")
     tokenizer = train_sentencepiece(
         args.input,
         args.output,
@@ -40,5 +46,5 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     )
     print(f"{args.output}: {tokenizer.vocab_size:,} ids, sha256 {tokenizer.hash[:16]}")
     print("next:")
-    print(f"  tlm prepare {' '.join(args.input)} --tokenizer={args.output} --output=STORE")
+    print(f"  {shlex.join(['tlm', 'prepare', *args.input, f'--tokenizer={args.output}', '--output=STORE'])}")
     return EXIT_COMPLETE
