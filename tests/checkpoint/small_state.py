@@ -42,6 +42,11 @@ def abstract(tree: Any, mesh: Mesh | None = None) -> Any:
     return jax.tree.map(leaf, tree)
 
 
+def in_bfloat16(tree: Any) -> Any:
+    """The tree with every leaf cast."""
+    return jax.tree.map(lambda x: x.astype(jax.numpy.bfloat16), tree)
+
+
 def make_params(seed: int = 0) -> dict[str, Any]:
     """One layer alone and a run of three, as NumPy arrays."""
     rng = np.random.default_rng(seed)

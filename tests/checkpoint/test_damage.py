@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_state import abstract, assert_equal, make_mesh, make_params, make_state, place
+from small_state import abstract, assert_equal, in_bfloat16, make_mesh, make_params, make_state, place
 
 from tlm_jax.checkpoint.checksum import checksums
 from tlm_jax.checkpoint.manager import CheckpointManager
@@ -101,12 +101,12 @@ def test_every_changed_bit_of_the_data_is_noticed(tmp_path: Path, manager_at: Ca
         manager.save(1, {"params": params, "step": np.zeros((), np.int32)}, {}, force=True)
     largest = max((tmp_path / "1" / "params").rglob("*"), key=lambda path: path.stat().st_size)
     content, rng = largest.read_bytes(), np.random.default_rng(1)
-    for dtype in [None] * 10 + ["bfloat16"] * 5:
+    for cast in [False] * 10 + [True] * 5:
         changed = bytearray(content)
         changed[rng.integers(len(content))] ^= 1 << rng.integers(8)
         largest.write_bytes(changed)
         with pytest.raises(UserError, match=r"1: the checkpoint is damaged: "):
-            restore_parameters(tmp_path, abstract(params), dtype)
+            restore_parameters(tmp_path, abstract(in_bfloat16(params) if cast else params), cast_floats=cast)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool", "float16", "uint32"])
@@ -145,7 +145,7 @@ import jax
 from tlm_jax.checkpoint.restore import restore_parameters
 from tlm_jax.errors import UserError
 sys.path.insert(0, sys.argv[2])
-from small_state import abstract, make_params
+from small_state import abstract, in_bfloat16, make_params
 try:
     restore_parameters(sys.argv[1], abstract(make_params()))
 except UserError as error:

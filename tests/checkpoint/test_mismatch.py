@@ -72,7 +72,7 @@ def test_a_cast_of_integers_is_refused_even_when_a_float_dtype_is_asked(saved: P
     params = abstract(make_params())
     integer(params)
     with pytest.raises(UserError, match=r"params\.embedding is float32 .* and int32"):
-        restore_parameters(saved, params, jnp.bfloat16)
+        restore_parameters(saved, params, cast_floats=True)
 
 
 def test_the_train_state_is_compared_too(saved: Path, manager_at: Callable[..., CheckpointManager]):

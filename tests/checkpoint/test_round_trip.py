@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_state import METADATA, abstract, assert_equal, make_mesh, make_params, make_state
+from small_state import METADATA, abstract, assert_equal, in_bfloat16, make_mesh, make_params, make_state
 
 from tlm_jax.checkpoint.manager import CheckpointManager
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_parameters
@@ -100,7 +100,7 @@ def test_optimizer_state_of_tuples_and_named_tuples(tmp_path: Path, manager_at: 
 
 def test_parameters_alone_in_bfloat16(saved: Path):
     mesh = make_mesh(4)
-    params = restore_parameters(saved, abstract(make_params(), mesh), jnp.bfloat16)
+    params = restore_parameters(saved, abstract(in_bfloat16(make_params()), mesh), cast_floats=True)
     expected = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params(2))
     assert_equal(params, expected)
     assert params["embedding"].sharding.mesh == mesh

@@ -64,14 +64,14 @@ def read_metadata(path: str | Path) -> Metadata:
     return layout.read_step_metadata(find_checkpoint(path))
 
 
-def restore_parameters(path: str | Path, abstract_params: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
+def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: bool = False) -> Any:
     """Restores only the parameters, onto any mesh and number of devices.
 
     Args:
       path: anything that `find_checkpoint` takes.
       abstract_params: pytree of `jax.ShapeDtypeStruct`; a leaf without sharding goes to the first local device.
-      dtype: floating parameters are cast to it, after they have been loaded and verified; by default the stored
-        dtypes must be those of `abstract_params`.
+      cast_floats: each floating parameter is cast to the dtype that `abstract_params` has for it, after it has been
+        loaded and verified; otherwise the stored dtypes must be those of `abstract_params`.
 
     Returns:
       The parameters, a tree like `abstract_params`.
@@ -80,10 +80,10 @@ def restore_parameters(path: str | Path, abstract_params: Any, dtype: jax.typing
       UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
     path = find_checkpoint(path)
-    stored = _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=dtype is not None)
+    stored = _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=cast_floats)
     target = agreement.with_dtypes(abstract_params, stored, layout.PARAMS)
     params = _load(path, {layout.PARAMS: target})[layout.PARAMS]
-    return params if dtype is None else jax.tree.map(lambda x: _cast(x, dtype), params)
+    return jax.tree.map(lambda x, wanted: _cast(x, wanted.dtype), params, abstract_params) if cast_floats else params
 
 
 def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Metadata]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -88,19 +89,12 @@ def load_model(source: Checkpointed, axis: str) -> tuple[FunctionalDecoder, Para
     mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1, "tensor": 1} | {axis: -1})
     model = FunctionalDecoder(source.profile, source.settings)
     shardings = parameter_shardings(model.abstract_parameters, model.logical_axes, mesh)
-    placed = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        model.abstract_parameters,
-        shardings,
-    )
-    parameters = restore_parameters(source.path, placed)
 
     # The values are those that training sees: there, too, weights are rounded where they are used, and norms are not.
-    def cast(parameters: Parameters) -> Parameters:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf if path[-1].key == "scale" else leaf.astype(source.settings.dtype), parameters
-        )
+    def wanted(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+        dtype = leaf.dtype if path[-1].key == "scale" else source.settings.dtype
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
 
-    if source.settings.compute_dtype != "float32":
-        parameters = jax.jit(cast, donate_argnums=0, out_shardings=shardings)(parameters)
+    placed = jax.tree_util.tree_map_with_path(wanted, model.abstract_parameters, shardings)
+    parameters = restore_parameters(source.path, placed, cast_floats=True)
     return model, parameters, mesh
