@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = parser.parse_known_args(argv)
     assert module is not None  # argparse has exited on any other command
     try:
-        return module.run(args, overrides)
+        code = module.run(args, overrides)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"tlm {args.command}: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -47,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"tlm {args.command}: error: standard output: {error.strerror}", file=sys.stderr)
+        return EXIT_BAD_INPUT
 
 
 if __name__ == "__main__":

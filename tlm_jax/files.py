@@ -36,13 +36,17 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 
 def write_result(path: str, text: str) -> None:
-    """Writes what a command was asked for, whole or not at all.
+    """Writes what a command was asked for, whole or not at all; a pipe or device is written as it is, never replaced.
 
     Raises:
       UserError: it cannot be written.
     """
+    target = Path(path)
     try:
-        write_atomically(Path(path), text)
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_text(text, encoding="utf-8")
+        else:
+            write_atomically(target, text)
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=path) from error
 

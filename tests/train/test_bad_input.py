@@ -21,6 +21,7 @@ from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.cli import main
 from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE
+from tlm_jax.files import write_result
 from tlm_jax.train.writers import read_records
 
 Complain = Callable[..., str]
@@ -109,6 +110,11 @@ def test_everything_wrong_with_a_config_at_once(copy: Path, tmp_path: Path, comp
     assert "nearest" in told[told.index("config.profile.d_ff") :].split(" (")[0], "the d_ff that works is not named"
 
 
+def test_names_that_are_no_text(store: Path, tmp_path: Path, complaint: Complain):
+    told = complaint(*arguments(store, tmp_path / "run", "--config.train.weight_decay_exclude=(1, 2)"))
+    assert "config.train.weight_decay_exclude: 1 is no part of a parameter's name; give texts" in told
+
+
 def test_a_tokenizer_larger_than_the_models_vocabulary(store: Path, tmp_path: Path, complaint: Complain):
     told = complaint(*arguments(store, tmp_path / "run", "--config.model.vocab_size=256"))
     assert "config.model.vocab_size: 256 is less than the 259 ids of the tokenizer of " in told
@@ -142,6 +148,25 @@ def test_a_workdir_of_another_config(store: Path, run: Path, complaint: Complain
     assert "train.learning_rate: 0.01 -> 1.0" in told
     assert "profile.plateaus: 2 -> 4" in told
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
+def test_a_full_standard_output():
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "tlm_jax", "profile", f"--config={CONFIG}"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == EXIT_BAD_INPUT
+    assert done.stderr == "tlm profile: error: standard output: No space left on device\n"
+
+
+def test_a_result_written_into_a_pipe(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_result(str(pipe), "text\n")
+    assert os.read(reader, 100) == b"text\n"
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 HOLDER = """

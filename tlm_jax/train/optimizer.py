@@ -39,6 +39,10 @@ def check_optimizer(train: ConfigDict) -> list[UserError]:
     for key in ("epsilon", "learning_rate"):
         if not train[key] > 0:
             problems.append(UserError(f"must be above 0, not {train[key]}", where=f"config.train.{key}"))
+    for text in train.weight_decay_exclude:
+        if not isinstance(text, str):
+            where, mend = "config.train.weight_decay_exclude", "give texts, such as ('norm', 'embedding')"
+            problems.append(UserError(f"{text!r} is no part of a parameter's name", where=where, mend=mend))
     if train.adam_learning_rate and train.optimizer == "adamw":
         where, mend = "config.train.adam_learning_rate", "leave it at 0, or take muon"
         problems.append(UserError("adamw has one learning rate", where=where, mend=mend))
