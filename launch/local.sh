@@ -5,6 +5,8 @@
 #
 #   --output DIR      where everything goes (default: runs/NAME of CONFIG)
 #   --data FILE ...   text or JSON Lines, plain or .gz (default: the corpus of this repository)
+#   --holdout SHARE   of the documents held out (default: 0.02; a few documents want more)
+#   --split-text WAY  how text files become documents: file (default), paragraph, line or size
 #   --prompt TEXT     begin a sample with this; may be repeated
 #   --no-twin         do not train the uniform twin (the same budget, all layers alike)
 #   --no-interrupt    do not stop and resume the first run on purpose
@@ -24,7 +26,7 @@ usage() {
 
 # --- the command line ---------------------------------------------------------------------------------------------------
 
-CONFIG='' OUTPUT='' TWIN=1 INTERRUPT=1 DRY_RUN=0
+CONFIG='' OUTPUT='' HOLDOUT=0.02 SPLIT_TEXT=file TWIN=1 INTERRUPT=1 DRY_RUN=0
 DATA=() PROMPTS=() OVERRIDES=()
 COMMAND=$(printf '%q ' "$0" "$@")
 
@@ -34,10 +36,15 @@ while [ $# -gt 0 ]; do
       usage
       exit 0
       ;;
-    --output=* | --prompt=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" && continue ;;
-    --output | --prompt)
+    --output=* | --prompt=* | --holdout=* | --split-text=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" && continue ;;
+    --output | --prompt | --holdout | --split-text)
       [ $# -ge 2 ] || fail "$1 needs a value"
-      if [ "$1" = --output ]; then OUTPUT=$2; else PROMPTS+=("$2"); fi
+      case $1 in
+        --output) OUTPUT=$2 ;;
+        --prompt) PROMPTS+=("$2") ;;
+        --holdout) HOLDOUT=$2 ;;
+        --split-text) SPLIT_TEXT=$2 ;;
+      esac
       shift
       ;;
     --data)
@@ -196,7 +203,7 @@ PYTHON
 fi
 if [ "$SCHEDULE" = uniform ]; then TWIN=0; fi
 TRAIN=(tlm train "--config=$CONFIG" "--workdir=$RUN" "--config.data.store=$STORE" ${OVERRIDES[@]+"${OVERRIDES[@]}"})
-TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.schedule=uniform "--config.name=$NAME-uniform")
+TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.schedule=uniform --config.profile.layers=none "--config.name=$NAME-uniform")
 GENERATE=(--temperature=0.8 "--max-new-tokens=$((CONTEXT < 200 ? CONTEXT / 2 : 100))")
 RUNS=("$RUN")
 if [ "$TWIN" -eq 1 ]; then RUNS+=("$UNIFORM"); fi
@@ -206,9 +213,9 @@ heading "text: ${#DATA[@]} files to tokens"
 if [ -f "$TOKENIZER" ]; then
   say "$TOKENIZER is there"
 else
-  run tlm tokenizer --input "${DATA[@]}" "--vocab-size=$VOCAB_SIZE" "--output=$TOKENIZER"
+  run tlm tokenizer --input "${DATA[@]}" "--split-text=$SPLIT_TEXT" "--vocab-size=$VOCAB_SIZE" "--output=$TOKENIZER"
 fi
-run tlm prepare "${DATA[@]}" "--tokenizer=$TOKENIZER" "--output=$STORE" --holdout=0.02
+run tlm prepare "${DATA[@]}" "--tokenizer=$TOKENIZER" "--output=$STORE" "--holdout=$HOLDOUT" "--split-text=$SPLIT_TEXT"
 
 heading "training: $SCHEDULE"
 if [ "$INTERRUPT" -eq 1 ] && [ "$(last_step "$RUN")" -eq 0 ]; then train_halfway "${TRAIN[@]}"; fi

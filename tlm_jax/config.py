@@ -212,7 +212,7 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
         raise UserError(f"unknown key {key}", where=path, mend=_hint(key)) from error
     except UserError:
         raise
-    except Exception as error:  # the file is the user's code: whatever it raises is theirs to mend
+    except (Exception, SystemExit) as error:  # the file is the user's code: whatever it raises is theirs to mend
         lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == path]
         where = f"{path}:{lines[-1]}" if lines else path
         told = (str(error).splitlines() or [""])[0]

@@ -63,6 +63,15 @@ def test_pins_are_no_constraint_without_a_mesh():
     assert pin_batch(x) is x
 
 
+def test_a_platform_that_does_not_start_is_told_in_one_line(monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'tpu'")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(UserError, match="jax finds no device"):
+        make_mesh(sizes())
+
+
 def test_a_cpu_is_measured_and_an_accelerator_looked_up():
     value, source = peak_flops(jax.devices()[0], np.dtype("float32"))
     assert value > 1e8

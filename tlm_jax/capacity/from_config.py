@@ -95,6 +95,12 @@ def _size_problems(config: ConfigDict) -> list[UserError]:
 
 def _widths(config: ConfigDict) -> tuple[int, ...]:
     p = config.profile
+    if p.layers is not None and p.schedule != "list":
+        raise UserError(
+            f"schedule={p.schedule} makes the widths itself",
+            where="config.profile.layers",
+            mend="leave it at None, or set profile.schedule=list",
+        )
     if not is_integer(p.plateaus) or p.plateaus < 0:
         raise UserError(f"must be 0 or a positive integer, not {p.plateaus!r}", where="config.profile.plateaus")
     if p.schedule == "uniform":

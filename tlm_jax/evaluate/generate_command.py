@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='more prompts: .jsonl with one {"prompt": TEXT} a line, else one prompt a line',
     )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="(default: 64, or what the context leaves room for)"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely token (default: 1)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most likely tokens (0: all)")
     parser.add_argument(
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     sampling = _check(args)
     prompts = _prompts(args)
     source = read_checkpoint(args.checkpoint, args.step, args.dtype)
-    encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens, source.config.data.sequence_length)
+    context_length = source.config.data.sequence_length
+    encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens or 1, context_length)
+    new_tokens = args.max_new_tokens or min(64, context_length - max(map(len, encoded)))
     use_compilation_cache()
     model, parameters, mesh = load_model(source, axis="data")
     devices = mesh.size
@@ -81,7 +85,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         sampling,
         batch_size=-(-min(args.batch_size, len(prompts)) // devices) * devices,
         prompt_tokens=max(map(len, encoded)),
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=new_tokens,
     )
     shown = _Shown(prompts, live=not args.output and len(prompts) == 1)
     with jax.set_mesh(mesh):
@@ -100,7 +104,7 @@ def _check(args: argparse.Namespace) -> Sampling:
     problems = [
         UserError(f"must be at least 1, not {value}", where=name)
         for name, value in (("--max-new-tokens", args.max_new_tokens), ("--batch-size", args.batch_size))
-        if value < 1
+        if value is not None and value < 1
     ]
     if not 0 <= args.seed < 2**32:
         problems.append(UserError(f"must be at least 0 and below 2^32, not {args.seed}", where="--seed"))

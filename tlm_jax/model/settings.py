@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.parallel.devices import all_devices
 
 REMAT = ("none", "dots", "full")
 LAYER_STACKING = ("auto", "unrolled")
@@ -49,7 +50,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
       UserError: every value outside its choices or range, together.
     """
     m = config.model
-    platform = jax.devices()[0].platform if platform is None else platform
+    platform = all_devices()[0].platform if platform is None else platform
     dtype = m.compute_dtype
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"

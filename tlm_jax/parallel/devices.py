@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from tlm_jax.errors import UserError
+
 # Dense bfloat16 FLOP/s per jax device, from the vendors' data sheets; the first key that the device kind contains.
 PEAK_FLOPS = {
     "TPU v5 lite": 197e12,
@@ -57,6 +59,23 @@ def memory_bytes() -> int | None:
     if peaks:
         return max(peaks)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def all_devices() -> list[jax.Device]:
+    """The devices of all hosts.
+
+    Raises:
+      UserError: jax cannot start on the platform that the environment asks for.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, ValueError, AssertionError) as error:
+        told = (str(error).splitlines() or ["no such device"])[0]
+        raise UserError(
+            f"jax finds no device ({told})",
+            where="JAX_PLATFORMS" if os.environ.get("JAX_PLATFORMS") else "jax",
+            mend="unset JAX_PLATFORMS, or install jax for the accelerator, such as jax[cuda12] or jax[tpu]",
+        ) from error
 
 
 def use_compilation_cache() -> None:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from tlm_jax.errors import UserError
+from tlm_jax.parallel.devices import all_devices
 
 # `data` holds replicas, `fsdp` shards weights and batch, `expert` experts, `tensor` heads, MLP widths and vocabulary.
 AXES = ("data", "fsdp", "expert", "tensor")
@@ -48,7 +49,7 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
     Raises:
       UserError: as `mesh_shape`.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = all_devices() if devices is None else devices
     shape = mesh_shape(sizes, len(devices))
     return jax.make_mesh(tuple(shape.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 

@@ -21,6 +21,7 @@ from tlm_jax.model import attention_kernels
 from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.layers import attention_features
 from tlm_jax.model.settings import ModelSettings, settings_from_config
+from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
 from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
 from tlm_jax.train.state import State, abstract_state
@@ -182,6 +183,7 @@ def build(config: ConfigDict) -> Setup:
     """
     problems = _check_counts(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
+    all_devices()  # without one there is nothing more to find out
     settings = _try(problems, lambda: settings_from_config(config))
     optimizer = _try(problems, lambda: build_optimizer(config.train))
     mesh = _try(problems, lambda: make_mesh(config.mesh))
