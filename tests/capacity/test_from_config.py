@@ -79,7 +79,7 @@ def test_file_takes_both_forms_of_json(tmp_path):
         ({"profile__d_ff": 1000, "profile__schedule": "cosine"}, "config.profile.d_ff: .* works is 992"),
         ({"profile__d_ff": 1000}, "config.profile.d_ff: .* is 1008"),
         ({"profile__plateaus": -1}, "config.profile.plateaus: must be 0 or a positive integer"),
-        ({"profile__layers": [640] * 6}, "config.profile.layers: schedule=cosine makes the widths itself"),
+        ({"profile__layers": [640] * 6}, "config.profile.layers: schedule=uniform makes the widths itself"),
         ({"profile__schedule": "list"}, "config.profile.layers: schedule=list needs the d_ff of each layer, not None"),
         ({"profile__schedule": "list", "profile__layers": [640, 0]}, "schedule=list needs"),
         ({"profile__schedule": "list", "profile__layers": [640] * 5}, "5 widths .*set profile.num_layers=5"),
