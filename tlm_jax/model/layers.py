@@ -77,7 +77,7 @@ class RMSNorm(nnx.Module):
     """Root-mean-square norm with a learned scale, computed in float32 (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, key: jax.Array, width: int, epsilon: float) -> None:
-        self.scale = parameter(key, "scale", (width,), ("embed",), 0.0)
+        self.scale = parameter(key, "scale", (width,), (None,), 0.0)
         self.epsilon = epsilon
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
@@ -105,7 +105,9 @@ def _embed_forward(
 def _embed_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, int], d_x_BTD: jax.Array) -> tuple[jax.Array, None]:
     del dtype
     tokens_BT, V = residuals
-    return jnp.zeros((V, d_x_BTD.shape[-1]), jnp.float32).at[tokens_BT].add(d_x_BTD.astype(jnp.float32)), None
+    d_table_VD = jnp.zeros((V, d_x_BTD.shape[-1]), jnp.float32).at[tokens_BT].add(d_x_BTD.astype(jnp.float32))
+    # Each device scatters its own tokens, and the tables are added: cut along D at once, all tokens would travel.
+    return gather_whole(d_table_VD), None
 
 
 embed.defvjp(_embed_forward, _embed_backward)
