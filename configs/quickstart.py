@@ -1,4 +1,4 @@
-"""A first run: 5.6M parameters, one million tokens of the shipped corpus, about eight minutes on two quiet CPU cores.
+"""A first run: 5.6M parameters, one million tokens of the shipped corpus, about eight minutes on two CPU cores.
 
     launch/local.sh configs/quickstart.py
 
