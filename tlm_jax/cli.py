@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tlm_jax import __version__
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, UserError
@@ -24,10 +25,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong argument in one line, as every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: error: {message}; `{self.prog} --help` lists what there is\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tlm` and returns its exit code: 0 complete, 2 bad input, 75 stopped early and resumable."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="tlm", description="Pretrain language models whose layers differ in size.")
+    parser = _Parser(prog="tlm", description="Pretrain language models whose layers differ in size.")
     parser.add_argument("--version", action="version", version=f"tlm_jax {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     module = importlib.import_module(COMMANDS[argv[0]][0]) if argv and argv[0] in COMMANDS else None
