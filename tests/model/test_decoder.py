@@ -13,7 +13,7 @@ from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.config import default_config
 from tlm_jax.model.decoder import layout
 from tlm_jax.model.functional import FunctionalDecoder, join_layers, split_layers
-from tlm_jax.model.layers import embed
+from tlm_jax.model.layers import embed, parameter
 from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import parameter_shardings
@@ -82,11 +82,16 @@ def test_initialisation_is_bit_equal_stacked_or_unrolled():
     assert_equal(join_layers(split, stacked.profile, "auto"), parameters(stacked))
 
 
-@pytest.mark.xfail(
-    jax.__version_info__ >= (0, 11),
-    reason="newer XLA:CPU rounds the normal distribution's inverse by how it cuts the loop: a few last bits differ",
-    strict=False,
-)
+def test_initial_weights_are_near_normal():
+    weights = np.asarray(parameter(jax.random.key(3), "w", (512, 512), (None, None), 0.02)[...], np.float64)
+    assert weights.mean() == pytest.approx(0, abs=4 * 0.02 / 512)
+    assert weights.std() == pytest.approx(0.02, rel=5e-3)
+    assert (weights**4).mean() / weights.var() ** 2 == pytest.approx(2.7, abs=0.03)
+    neighbours = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in ((weights[1:], weights[:-1]),
+                                                                      (weights[:, 1:], weights[:, :-1]))]  # fmt: skip
+    assert np.abs(neighbours).max() < 4 / 512
+
+
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4)])
 def test_initialisation_is_bit_equal_on_any_mesh(shape):
     model = decoder()

@@ -59,18 +59,26 @@ class Positions(TypedDict):
 LayerCache = dict[str, jax.Array]  # "k", "v": [B, G, S, K]
 
 
+# A sum of four independent uniform bytes: its mean and its standard deviation.
+BYTES_MEAN, BYTES_DEVIATION = 4 * 255 / 2, math.sqrt(4 * (256**2 - 1) / 12)
+
+
 def parameter(
     key: jax.Array, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], deviation: float
 ) -> nnx.Param:
-    """A float32 parameter drawn from a normal distribution, from a key that depends on nothing but `key` and `name`.
+    """A random float32 parameter of mean 0 and the given standard deviation, drawn from `key` and `name` alone.
 
-    So two models share the weights whose layer, name and shape they share, however they are stacked or sharded.
-    `axes` are its logical axis names. A deviation of 0 gives ones (norm scales).
+    So two models share the weights whose layer, name and shape they share, however they are stacked or sharded. A value
+    is the sum of the four bytes of one random word, which is near normal (excess kurtosis -0.3, none beyond 3.46
+    deviations), scaled in one rounding: the same bits on every mesh, platform and compiler, which the inverse of the
+    normal distribution is not. `axes` are its logical axis names. A deviation of 0 gives ones (norm scales).
     """
     if deviation == 0:
         return nnx.Param(jnp.ones(shape, jnp.float32), logical_axes=axes)
-    value = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, jnp.float32)
-    return nnx.Param(value * deviation, logical_axes=axes)
+    words = jax.random.bits(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, jnp.uint32)
+    total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
+    centred = total.astype(jnp.int32).astype(jnp.float32) - BYTES_MEAN
+    return nnx.Param(centred * (deviation / BYTES_DEVIATION), logical_axes=axes)
 
 
 class RMSNorm(nnx.Module):
