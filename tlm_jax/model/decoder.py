@@ -17,7 +17,9 @@ from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
-from tlm_jax.model.layers import Block, LayerCache, Positions, RMSNorm, embed, parameter
+from tlm_jax.model.attention import LayerCache, Positions
+from tlm_jax.model.block import Block
+from tlm_jax.model.layers import RMSNorm, embed, parameter
 from tlm_jax.model.loss import cross_entropy_sum
 from tlm_jax.model.settings import ModelSettings, exact_products
 from tlm_jax.parallel.rules import pin_batch

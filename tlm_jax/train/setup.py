@@ -18,8 +18,8 @@ from tlm_jax.checkpoint.manager import check_checkpoint_keys
 from tlm_jax.data.store import SPLITS, TokenStore
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model import attention_kernels
+from tlm_jax.model.attention import attention_features
 from tlm_jax.model.functional import FunctionalDecoder
-from tlm_jax.model.layers import attention_features
 from tlm_jax.model.settings import ModelSettings, settings_from_config
 from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh

@@ -1,0 +1,123 @@
+"""Self-attention with rotary embedding and a key/value cache.
+
+B batch, T time, S cached time, D this layer's d_model, H query heads, G key/value heads, K head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypedDict
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tlm_jax.capacity.shape import LayerShape
+from tlm_jax.model import attention_kernels
+from tlm_jax.model.layers import parameter
+from tlm_jax.model.settings import ModelSettings
+
+
+class Slots(TypedDict):
+    """Where the tokens of a call stand in a cache.
+
+    `write_index` is the int32 scalar slot of the first of them, `segment_ids` [B, S] int32 those of all slots, this
+    call's tokens included.
+    """
+
+    write_index: jax.Array
+    segment_ids: jax.Array
+
+
+class Positions(TypedDict):
+    """Where the tokens of a batch stand.
+
+    `positions` [B, T] int32 counts within a document, for the rotary embedding. `segment_ids` [B, T] int32 names
+    documents, 0 for padding. `slots` is None without a cache.
+    """
+
+    positions: jax.Array
+    segment_ids: jax.Array
+    slots: Slots | None
+
+
+LayerCache = dict[str, jax.Array]  # "k", "v": [B, G, S, K]
+
+
+def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
+    """Rotary embedding, the first half of K paired with the second (Su et al. 2021, arXiv 2104.09864)."""
+    half = x_BHTK.shape[-1] // 2
+    frequency_C = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle_B1TC = positions_BT.astype(jnp.float32)[:, None, :, None] * frequency_C
+    cos, sin = jnp.cos(angle_B1TC), jnp.sin(angle_B1TC)
+    first, second = jnp.split(x_BHTK.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x_BHTK.dtype)
+
+
+def attention_features(shape: LayerShape, settings: ModelSettings, with_segments: bool) -> set[str]:
+    """What a layer needs of an attention kernel, in the words of `attention_kernels.KERNELS`."""
+    needed = {
+        "segments": with_segments,
+        "gqa": shape.num_heads != shape.num_kv_heads,
+        "float32": settings.dtype == jnp.float32,
+    }
+    return {feature for feature, is_needed in needed.items() if is_needed}
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query self-attention with rotary embedding (Ainslie et al. 2023, arXiv 2305.13245)."""
+
+    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
+        D, H, G, K = shape.d_model, shape.num_heads, shape.num_kv_heads, shape.head_dim
+        into = settings.init_scale / math.sqrt(D)
+        out = settings.init_scale / math.sqrt(H * K) / math.sqrt(2 * depth)
+        self.wq = parameter(key, "wq", (D, H, K), ("embed", "heads", None), into)
+        self.wk = parameter(key, "wk", (D, G, K), ("embed", "kv_heads", None), into)
+        self.wv = parameter(key, "wv", (D, G, K), ("embed", "kv_heads", None), into)
+        self.wo = parameter(key, "wo", (H, K, D), ("heads", None, "embed"), out)
+        self.shape, self.settings = shape, settings
+
+    def __call__(
+        self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set."""
+        dtype = self.settings.dtype
+        q_BHTK, k_BGTK, v_BGTK = (self._to_heads(x_BTD, w[...].astype(dtype)) for w in (self.wq, self.wk, self.wv))
+        q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
+        k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
+        slots = at["slots"]
+        assert (cache is None) == (slots is None)
+        if cache is not None and slots is not None:
+            start = (0, 0, slots["write_index"], 0)
+            cache = {
+                "k": jax.lax.dynamic_update_slice(cache["k"], k_BGTK.astype(cache["k"].dtype), start),
+                "v": jax.lax.dynamic_update_slice(cache["v"], v_BGTK.astype(cache["v"].dtype), start),
+            }
+        T = x_BTD.shape[1]
+        if cache is not None and slots is not None and T == 1:
+            # Slots after this one still carry segment 0, so the comparison is also the causal mask.
+            mask_B1S = at["segment_ids"][:, :, None] == slots["segment_ids"][:, None, :]
+            y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1S)
+        else:
+            # More than one token fills an empty cache: they see only each other, as in training.
+            with_segments = self.settings.document_mask or cache is not None
+            segments = at["segment_ids"] if with_segments else None
+            features = attention_features(self.shape, self.settings, with_segments)
+            kernel = attention_kernels.choose(self.settings.platform, features, T, self.settings.attention)
+            y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments)
+        return self._from_heads(y_BHTK, self.wo[...].astype(dtype)), cache
+
+    # TPUs do best with the einsum that makes heads-major activations at once, CPUs with plain matrices.
+
+    def _to_heads(self, x_BTD: jax.Array, w_DHK: jax.Array) -> jax.Array:
+        if self.settings.platform != "cpu":
+            return jnp.einsum("BTD,DHK->BHTK", x_BTD, w_DHK)
+        (B, T, D), (_, H, K) = x_BTD.shape, w_DHK.shape
+        return (x_BTD.reshape(B * T, D) @ w_DHK.reshape(D, H * K)).reshape(B, T, H, K).swapaxes(1, 2)
+
+    def _from_heads(self, y_BHTK: jax.Array, w_HKD: jax.Array) -> jax.Array:
+        if self.settings.platform != "cpu":
+            return jnp.einsum("BHTK,HKD->BTD", y_BHTK, w_HKD)
+        (B, H, T, K), D = y_BHTK.shape, w_HKD.shape[-1]
+        return (y_BHTK.swapaxes(1, 2).reshape(B * T, H * K) @ w_HKD.reshape(H * K, D)).reshape(B, T, D)
