@@ -2,6 +2,11 @@
 
 A config file is a Python file with `get_config()`, which takes `default_config()` and changes what differs. The
 result is locked: an unknown key is an error that names the nearest key.
+
+The comments in `default_config` are documentation: `tlm config` prints them, and docs/config.md is made from them by
+`tlm config --markdown > docs/config.md`, which a test compares. Every key has one at the end of its line, preceded by
+full comment lines right above the key where that is too short; a group has its own on or above its `ConfigDict()`
+line. A blank line ends a comment's reach.
 """
 
 from __future__ import annotations
@@ -25,19 +30,22 @@ def default_config() -> ConfigDict:
     """Returns every key with its default, locked."""
     c = ConfigDict()
     c.name = "run"  # shown in reports and progress
-    c.seed = 0  # initialisation
+    c.seed = 0  # of the initial weights
 
     # One layer's sizes, and how they vary with depth. The only source of widths.
     c.profile = ConfigDict()
-    c.profile.schedule = "uniform"  # uniform | cosine | list | file
-    c.profile.num_layers = 12
-    c.profile.d_model = 768
+    c.profile.schedule = "uniform"  # uniform | linear | cosine | sigmoid | three_group | list | file
+    c.profile.num_layers = 12  # depth
+    c.profile.d_model = 768  # width of the residual stream
     c.profile.d_ff = 2048  # mean MLP width over layers
-    c.profile.num_heads = 12
+    c.profile.num_heads = 12  # query heads
     c.profile.num_kv_heads = 12  # fewer than num_heads: grouped-query attention
     c.profile.head_dim = 0  # 0: d_model / num_heads
     c.profile.start_ratio = 1.5  # first layer's d_ff over the mean
     c.profile.end_ratio = 0.5  # last layer's d_ff over the mean
+    c.profile.sigmoid_steepness = 10.0  # sigmoid: how steep it falls at half the depth; 10 is the paper's
+    # three_group: d_ff of the early, middle and late third over the mean. The values are ours: the paper gives none.
+    c.profile.group_ratios = (1.5, 1.0, 0.5)  # (0.75, 1.5, 0.75) is wider in the middle, (0.5, 1, 1.5) late
     c.profile.multiple_of = 16  # every d_ff is a multiple of this
     c.profile.plateaus = 0  # 0: each layer its own width; G: G runs of equal width
     # list: d_ff of each layer. file: path of a profile's JSON, which replaces all keys of config.profile.

@@ -1,11 +1,12 @@
 """From config keys to a profile, and every way in which they can be wrong."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tlm_jax.capacity import LayerShape, profile_from_config
-from tlm_jax.capacity.budget import as_json
+from tlm_jax.capacity.budget import as_json, budget
 from tlm_jax.config import apply_overrides, default_config
 from tlm_jax.errors import UserError
 
@@ -37,6 +38,28 @@ def test_uniform_and_cosine():
     reversed_taper = widths_of(profile__schedule="cosine", profile__start_ratio=0.5, profile__end_ratio=1.5)
     assert reversed_taper == [320, 384, 544, 736, 896, 960]
     assert widths_of(profile__schedule="cosine", profile__plateaus=3) == [960, 960, 640, 640, 320, 320]
+
+
+def test_the_other_curves_and_the_three_groups():
+    assert widths_of(profile__schedule="linear") == [960, 832, 704, 576, 448, 320]
+    assert widths_of(profile__schedule="linear", profile__plateaus=3) == [960, 960, 640, 640, 320, 320]
+    assert widths_of(profile__schedule="sigmoid") == [960, 928, 784, 496, 352, 320]
+    # Steepness so small that only the pinned ends are far from the mean, and so great that there is one step.
+    assert widths_of(profile__schedule="sigmoid", profile__sigmoid_steepness=1e-3) == [960, *[640] * 4, 320]
+    assert widths_of(profile__schedule="sigmoid", profile__sigmoid_steepness=1e3) == [960] * 3 + [320] * 3
+    assert widths_of(profile__schedule="three_group") == [960, 960, 640, 640, 320, 320]
+    late = {"profile__schedule": "three_group", "profile__group_ratios": (0.5, 1, 1.5), "profile__plateaus": 3}
+    assert widths_of(**late) == [320, 320, 640, 640, 960, 960]
+
+
+@pytest.mark.parametrize("untied", [False, True])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "sigmoid", "three_group"])
+def test_tapered_and_uniform_have_equal_parameters_and_flops_and_differ_in_d_ff_only(schedule, untied):
+    changes = {"model__tied_embeddings": not untied}
+    tapered, uniform = (profile_from_config(config_of(profile__schedule=s, **changes)) for s in (schedule, "uniform"))
+    assert budget(tapered, 256) == budget(uniform, 256)
+    assert tapered.layers != uniform.layers
+    assert [dataclasses.replace(layer, d_ff=640) for layer in tapered.layers] == list(uniform.layers)
 
 
 def test_head_dim_is_free_when_given():
@@ -78,6 +101,18 @@ def test_file_takes_both_forms_of_json(tmp_path):
         ({"profile__num_heads": 256, "profile__num_kv_heads": 256}, "not an even head_dim; the nearest .* is 128"),
         ({"profile__d_ff": 1000, "profile__schedule": "cosine"}, "config.profile.d_ff: .* works is 992"),
         ({"profile__d_ff": 1000}, "config.profile.d_ff: .* is 1008"),
+        (
+            {"profile__schedule": "sigmoid", "profile__sigmoid_steepness": 0.0},
+            "config.profile.sigmoid_steepness: must be positive, not 0",
+        ),
+        (
+            {"profile__schedule": "three_group", "profile__group_ratios": (1.5, 0.5)},
+            "config.profile.group_ratios: schedule=three_group needs three numbers",
+        ),
+        (
+            {"profile__schedule": "three_group", "profile__plateaus": 2},
+            "config.profile.plateaus: schedule=three_group makes 3 plateaus, not 2",
+        ),
         ({"profile__plateaus": -1}, "config.profile.plateaus: must be 0 or a positive integer"),
         ({"profile__layers": [640] * 6}, "config.profile.layers: schedule=uniform makes the widths itself"),
         ({"profile__schedule": "list"}, "config.profile.layers: schedule=list needs the d_ff of each layer, not None"),

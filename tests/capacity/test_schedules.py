@@ -7,54 +7,91 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given, settings
 
-from tlm_jax.capacity.schedules import CURVES, tapered, uniform
+from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
 from tlm_jax.errors import UserError
 
 COSINE = CURVES["cosine"]
 
-# Eq. 5 and the rounding of arXiv 2606.23670, computed independently of this code.
-PAPER_COSINE = {
-    (12, 1024): "1536 1520 1456 1360 1232 1104 944 816 688 592 528 512",
-    (12, 2048): "3072 3024 2912 2720 2480 2192 1904 1616 1376 1184 1072 1024",
-    (24, 4096): "6144 6128 6064 5968 5840 5680 5488 5280 5040 4784 4512 4240 3952 3680 3408 3152 2912 2704 2512 2352 "
+# Eq. 4, 5 and 6 and the rounding of arXiv 2606.23670, computed independently of this code.
+PAPER = {
+    ("linear", 12, 1024): "1536 1440 1344 1264 1168 1072 976 880 784 704 608 512",
+    ("sigmoid", 12, 1024): "1536 1520 1488 1440 1328 1136 912 720 608 560 528 512",
+    ("cosine", 12, 1024): "1536 1520 1456 1360 1232 1104 944 816 688 592 528 512",
+    ("cosine", 12, 2048): "3072 3024 2912 2720 2480 2192 1904 1616 1376 1184 1072 1024",
+    (
+        "cosine",
+        24,
+        4096,
+    ): "6144 6128 6064 5968 5840 5680 5488 5280 5040 4784 4512 4240 3952 3680 3408 3152 2912 2704 2512 2352 "
     "2224 2128 2064 2048",
-    (24, 2816): "4224 4208 4176 4112 4016 3904 3776 3632 3456 3280 3104 2912 2720 2528 2352 2176 2000 1856 1728 1616 "
+    (
+        "cosine",
+        24,
+        2816,
+    ): "4224 4208 4176 4112 4016 3904 3776 3632 3456 3280 3104 2912 2720 2528 2352 2176 2000 1856 1728 1616 "
     "1520 1456 1424 1408",
-    (32, 4096): "6144 6128 6096 6048 5984 5888 5776 5648 5504 5344 5184 4992 4800 4608 4400 4192 4000 3792 3584 3392 "
+    (
+        "cosine",
+        32,
+        4096,
+    ): "6144 6128 6096 6048 5984 5888 5776 5648 5504 5344 5184 4992 4800 4608 4400 4192 4000 3792 3584 3392 "
     "3200 3008 2848 2688 2544 2416 2304 2208 2144 2096 2064 2048",
 }
 PAPER_SUMS = {(12, 1024): 12288, (12, 2048): 24576, (24, 4096): 98304, (24, 2816): 67584, (32, 4096): 131072}
 
 
-@pytest.mark.parametrize(("num_layers", "d_ff"), PAPER_COSINE)
-def test_cosine_widths_are_those_of_the_paper(num_layers, d_ff):
-    widths = tapered(COSINE, num_layers, d_ff, 1.5, 0.5, 16)
-    assert widths == tuple(int(width) for width in PAPER_COSINE[num_layers, d_ff].split())
+@pytest.mark.parametrize(("curve", "num_layers", "d_ff"), PAPER)
+def test_widths_are_those_of_the_paper(curve, num_layers, d_ff):
+    widths = tapered(CURVES[curve], num_layers, d_ff, 1.5, 0.5, 16)
+    assert widths == tuple(int(width) for width in PAPER[curve, num_layers, d_ff].split())
     assert sum(widths) == PAPER_SUMS[num_layers, d_ff] == num_layers * d_ff
 
 
-@pytest.mark.parametrize(("num_layers", "d_ff"), PAPER_COSINE)
+@pytest.mark.parametrize(("num_layers", "d_ff"), PAPER_SUMS)
 def test_uniform_has_the_same_sum(num_layers, d_ff):
     widths = uniform(num_layers, d_ff, 16)
     assert widths == (d_ff,) * num_layers
     assert sum(widths) == PAPER_SUMS[num_layers, d_ff]
 
 
+# Widths over b at 1.5 -> 0.5, as the paper writes them.
+CLOSED_FORMS = {
+    "linear": lambda x: 1.5 - x,
+    "cosine": lambda x: 1 + 0.5 * math.cos(math.pi * x),
+    "sigmoid": lambda x: 0.5 + 1 / (1 + math.exp(10 * (x - 0.5))),
+}
+
+
 @pytest.mark.parametrize("num_layers", [2, 3, 12, 31])
-def test_cosine_before_rounding_has_mean_d_ff_and_the_closed_form(num_layers):
-    ideal = [0.5 + COSINE(layer / (num_layers - 1)) for layer in range(num_layers)]
-    closed_form = [1 + 0.5 * math.cos(math.pi * layer / (num_layers - 1)) for layer in range(num_layers)]
-    assert ideal == pytest.approx(closed_form, abs=1e-12)
+@pytest.mark.parametrize("curve", CURVES)
+def test_before_rounding_the_mean_is_d_ff_and_the_closed_form_holds(curve, num_layers):
+    depths = [layer / (num_layers - 1) for layer in range(num_layers)]
+    ideal = [0.5 + CURVES[curve](depth) for depth in depths]
+    assert ideal == pytest.approx([CLOSED_FORMS[curve](depth) for depth in depths], abs=1e-12)
     assert sum(ideal) / num_layers == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_curves_go_from_one_to_zero_antisymmetrically(curve):
-    depths = [step / 64 for step in range(65)]
-    values = [CURVES[curve](depth) for depth in depths]
-    assert (values[0], values[-1]) == (1.0, 0.0)
+def test_curves_fall_antisymmetrically(curve):
+    values = [CURVES[curve](step / 64) for step in range(65)]
     assert values == sorted(values, reverse=True)
     assert [1 - value for value in reversed(values)] == pytest.approx(values, abs=1e-12)
+    if curve != "sigmoid":
+        assert (values[0], values[-1]) == (1.0, 0.0)
+
+
+def test_the_sigmoid_before_pinning_ends_where_the_paper_does():
+    assert (round(0.5 + sigmoid(0.0), 4), round(0.5 + sigmoid(1.0), 4)) == (1.4933, 0.5067)
+    assert sigmoid(0.5, 3.0) == 0.5
+    assert sigmoid(0.25, 3.0) == pytest.approx(1 / (1 + math.exp(-0.75)))
+    assert (sigmoid(0.0, 1e6), sigmoid(1.0, 1e6)) == (1.0, 0.0)
+
+
+def test_cosine_and_linear_are_never_further_apart_than_the_paper_lets_them():
+    apart = max(abs(COSINE(step / 10_000) - CURVES["linear"](step / 10_000)) for step in range(10_001))
+    assert 0.1052 < apart <= 0.1053
+    pairs = zip(*(map(int, PAPER[curve, 12, 1024].split()) for curve in ("cosine", "linear")), strict=True)
+    assert max(abs(a - b) for a, b in pairs) <= 0.1053 * 1024 + 16
 
 
 @st.composite
@@ -92,30 +129,31 @@ def check(widths, num_layers, d_ff, start, end, multiple_of):
 
 
 @settings(max_examples=300, deadline=None)
-@given(round_ratio_tapers() | tapers())
-def test_any_taper_meets_budget_ends_multiple_and_order(arguments):
+@given(round_ratio_tapers() | tapers(), st.sampled_from(list(CURVES.values())))
+def test_any_taper_meets_budget_ends_multiple_and_order(arguments, curve):
     num_layers, d_ff, start, end, multiple_of = arguments
-    widths = tapered(COSINE, *arguments)
+    widths = tapered(curve, *arguments)
     check(widths, *arguments)
-    assert tapered(COSINE, num_layers, d_ff, end, start, multiple_of) == widths[::-1]
-    # No width is further from its curve than the rounding and one step.
-    ideal = [d_ff * (end + (start - end) * COSINE(layer / (num_layers - 1))) for layer in range(num_layers)]
-    assert max(abs(width - value) for width, value in zip(widths, ideal, strict=True)) <= 1.5 * multiple_of + 1e-6
+    assert tapered(curve, num_layers, d_ff, end, start, multiple_of) == widths[::-1]
+    # No width between the pinned ends is further from its curve than the rounding and one step.
+    ideal = [d_ff * (end + (start - end) * curve(layer / (num_layers - 1))) for layer in range(num_layers)]
+    inner = list(zip(widths, ideal, strict=True))[1:-1]
+    assert max((abs(width - value) for width, value in inner), default=0) <= 1.5 * multiple_of + 1e-6
 
 
 @settings(max_examples=300, deadline=None)
-@given(round_ratio_tapers(), st.integers(2, 48))
-def test_plateaus_meet_budget_ends_and_number_of_runs_or_name_a_number_that_works(arguments, plateaus):
+@given(round_ratio_tapers(), st.integers(2, 48), st.sampled_from(list(CURVES.values())))
+def test_plateaus_meet_budget_ends_and_number_of_runs_or_name_a_number_that_works(arguments, plateaus, curve):
     num_layers = arguments[0]
     assume(plateaus <= num_layers)
     try:
-        widths = tapered(COSINE, *arguments, plateaus)
+        widths = tapered(curve, *arguments, plateaus)
     except UserError as error:
         nearest, widths = int(error.mend.split()[-1]), ()
     if not widths:
         assert num_layers % 2 == 1
         assert plateaus % 2 == 0, "runs that are alike from both ends always meet the budget"
-        check(tapered(COSINE, *arguments, nearest), *arguments)
+        check(tapered(curve, *arguments, nearest), *arguments)
         return
     check(widths, *arguments)
     assert len(set(widths)) <= plateaus
@@ -136,12 +174,14 @@ def test_as_many_plateaus_as_layers_is_the_taper_itself():
     assert tapered(COSINE, 24, 4096, 1.5, 0.5, 16, 24) == tapered(COSINE, 24, 4096, 1.5, 0.5, 16)
 
 
+@pytest.mark.parametrize("curve", CURVES.values())
 @pytest.mark.parametrize(("num_layers", "plateaus", "d_ff"), [(7, 4, 640), (9, 4, 384), (11, 4, 256), (13, 4, 320)])
-def test_where_runs_cannot_be_alike_the_widths_are_the_nearest_to_the_curve_by_brute_force(num_layers, plateaus, d_ff):
-    widths = tapered(COSINE, num_layers, d_ff, 1.5, 0.5, 16, plateaus)
+def test_where_runs_cannot_be_alike_the_widths_are_the_nearest_by_brute_force(num_layers, plateaus, d_ff, curve):
+    widths = tapered(curve, num_layers, d_ff, 1.5, 0.5, 16, plateaus)
     lengths = [len(list(run)) for _, run in itertools.groupby(widths)]
     assert max(lengths) - min(lengths) == 1
-    ideal = [d_ff * (0.5 + COSINE(run / (plateaus - 1))) for run in range(plateaus)]
+    ideal = [d_ff * (0.5 + curve(run / (plateaus - 1))) for run in range(plateaus)]
+    ideal[0], ideal[-1] = 1.5 * d_ff, 0.5 * d_ff  # pinned
 
     def distance(levels):
         return sum(n * (level - value) ** 2 for n, level, value in zip(lengths, levels, ideal, strict=True))
@@ -219,6 +259,30 @@ def test_one_and_two_layers():
     assert tapered(COSINE, 2, 1024, 1.5, 0.5) == (1536, 512)
     assert tapered(COSINE, 2, 1024, 0.5, 1.5) == (512, 1536)
     assert uniform(1, 1024, 16) == (1024,)
+
+
+def test_groups_have_the_widths_asked_for_and_the_budget():
+    assert grouped((1.5, 1.0, 0.5), 12, 1024) == (1536,) * 4 + (1024,) * 4 + (512,) * 4
+    assert grouped((0.75, 1.5, 0.75), 24, 2048) == (1536,) * 8 + (3072,) * 8 + (1536,) * 8
+    assert grouped((0.5, 1.0, 1.5), 32, 4096) == (2048,) * 11 + (4096,) * 10 + (6144,) * 11
+    assert grouped((1.25, 0.75), 2, 64) == (80, 48)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "says"),
+    [
+        (((0.75, 1.5, 0.75), 32, 4096), "group_ratios", "0.984375 .* 11, 10, 11 layers.* num_layers that works is 33"),
+        (((1.5, 1.0, 0.75), 12, 1024), "group_ratios", "average 1.08333 .*make them average 1"),
+        (((1.5, 1.0, 0.5), 2, 1024), "group_ratios", "3 groups need as many layers, and num_layers=2"),
+        (((1.5, 2.0, -0.5), 12, 1024), "group_ratios", "must be positive, not -0.5"),
+        (((1.5, 1.0, float("nan")), 12, 1024), "group_ratios", "must be positive"),
+        (((1.5, 1.0, 0.5), 12, 1000), "d_ff", "1.5 × 1000 = 1500, .*the nearest d_ff that works is 992"),
+    ],
+)
+def test_groups_that_cannot_be_say_what_can(arguments, where, says):
+    with pytest.raises(UserError, match=says) as caught:
+        grouped(*arguments)
+    assert caught.value.where == f"config.profile.{where}"
 
 
 def test_uniform_names_the_nearest_multiple():

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import difflib
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.capacity.schedules import CURVES, tapered, uniform
+from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
 from tlm_jax.capacity.shape import LayerShape, is_integer, shape_problems
 from tlm_jax.errors import UserError, raise_together
 
-SCHEDULES = ("uniform", *CURVES, "list", "file")
+SCHEDULES = ("uniform", *CURVES, "three_group", "list", "file")
 
 
 def profile_from_config(config: ConfigDict) -> Profile:
     """Makes the profile of `config.profile` and `config.model`.
 
-    The schedules: `uniform`; a curve of `schedules.CURVES`; `list`, where `profile.layers` has the d_ff of each layer
-    and must agree with num_layers and multiple_of, while d_ff and the ratios have no part in it; `file`, where
-    `profile.layers` is the path of a profile's JSON, which stands for all other keys of `config.profile`.
+    The schedules: `uniform`; a curve of `schedules.CURVES`; `three_group`, one width for each third of the depth by
+    `profile.group_ratios`; `list`, where `profile.layers` has the d_ff of each layer and must agree with num_layers and
+    multiple_of, while d_ff and the ratios have no part in it; `file`, where `profile.layers` is the path of a profile's
+    JSON, which stands for all other keys of `config.profile`.
 
     Raises:
       UserError: everything that is wrong with the keys read, together.
@@ -107,7 +109,28 @@ def _widths(config: ConfigDict) -> tuple[int, ...]:
         return uniform(p.num_layers, p.d_ff, p.multiple_of)
     if p.schedule == "list":
         return _listed(config)
-    return tapered(CURVES[p.schedule], p.num_layers, p.d_ff, p.start_ratio, p.end_ratio, p.multiple_of, p.plateaus)
+    if p.schedule == "three_group":
+        return _three_group(config)
+    curve = CURVES[p.schedule]
+    if p.schedule == "sigmoid":
+        if not (math.isfinite(p.sigmoid_steepness) and p.sigmoid_steepness > 0):
+            raise UserError(f"must be positive, not {p.sigmoid_steepness:g}", where="config.profile.sigmoid_steepness")
+        curve = partial(sigmoid, steepness=p.sigmoid_steepness)
+    return tapered(curve, p.num_layers, p.d_ff, p.start_ratio, p.end_ratio, p.multiple_of, p.plateaus)
+
+
+def _three_group(config: ConfigDict) -> tuple[int, ...]:
+    """The widths of schedule=three_group, which has three plateaus by itself."""
+    p, ratios = config.profile, config.profile.group_ratios
+    if len(ratios) != 3 or not all(isinstance(r, (int, float)) and not isinstance(r, bool) for r in ratios):
+        raise UserError(
+            f"schedule=three_group needs three numbers, not {ratios!r}",
+            where="config.profile.group_ratios",
+            mend="such as (1.5, 1, 0.5) for the early, middle and late layers",
+        )
+    if p.plateaus not in (0, 3):
+        raise UserError(f"schedule=three_group makes 3 plateaus, not {p.plateaus}", where="config.profile.plateaus")
+    return grouped(ratios, p.num_layers, p.d_ff, p.multiple_of)
 
 
 def _no_plateaus(config: ConfigDict) -> list[UserError]:

@@ -1,4 +1,4 @@
-"""MLP widths by layer: uniform, curves that taper with depth, plateaus; the budget is met exactly.
+"""MLP widths by layer: uniform, curves that taper with depth, plateaus, groups; the budget is met exactly.
 
 The rounding is that of Tapered Language Models (arXiv 2606.23670): each width goes to the nearest multiple, the first
 and last layer are pinned, then interior widths move in steps of the multiple until the sum is num_layers · d_ff, and
@@ -16,11 +16,28 @@ from fractions import Fraction
 
 from tlm_jax.errors import UserError
 
+Curve = Callable[[float], float]
+
+
+def linear(depth: float) -> float:
+    """Eq. 4."""
+    return 1.0 - depth
+
+
+def cosine(depth: float) -> float:
+    """Eq. 5."""
+    return (1.0 + math.cos(math.pi * depth)) / 2.0
+
+
+def sigmoid(depth: float, steepness: float = 10.0) -> float:
+    """Eq. 6, 1 / (1 + exp(steepness · (depth - 1/2))); the paper's steepness is 10."""
+    return (1.0 - math.tanh(steepness * (depth - 0.5) / 2.0)) / 2.0  # the same, and cannot overflow
+
+
 # Each curve maps depth, 0 at the first layer and 1 at the last, to the share of the way from the last layer's width
-# to the first's: 1 at depth 0, 0 at depth 1, antisymmetric about 1/2 at depth 1/2, never rising.
-CURVES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda depth: (1.0 + math.cos(math.pi * depth)) / 2.0,  # Eq. 5
-}
+# to the first's: never rising, antisymmetric about 1/2 at depth 1/2. At the ends it is 1 and 0, or near them, as the
+# sigmoid: the end layers are pinned whatever the curve.
+CURVES: dict[str, Curve] = {"linear": linear, "cosine": cosine, "sigmoid": sigmoid}
 
 _TIE = 1e-9  # in steps; libraries differ in the last bit of a cosine
 
@@ -41,7 +58,7 @@ def uniform(num_layers: int, d_ff: int, multiple_of: int = 1) -> tuple[int, ...]
 
 
 def tapered(
-    curve: Callable[[float], float],
+    curve: Curve,
     num_layers: int,
     d_ff: int,
     start_ratio: float,
@@ -103,6 +120,56 @@ def tapered(
     return tuple(level * multiple_of for level, length in zip(levels, lengths, strict=True) for _ in range(length))
 
 
+def grouped(ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: int = 16) -> tuple[int, ...]:
+    """One width for each of a few consecutive groups of layers, in any order: the paper's three-group control.
+
+    The groups are as equal in length as they can be, the longer ones placed symmetrically.
+
+    Args:
+      ratios: each group's width over the mean, first group first.
+      num_layers: number of layers, L.
+      d_ff: the mean width.
+      multiple_of: every width is a multiple of this.
+
+    Returns:
+      L widths, each a multiple of `multiple_of`, with sum L · d_ff exactly.
+
+    Raises:
+      UserError: the ratios, weighted by their layers, do not average 1, or a width is no multiple; with what works.
+    """
+    where = "config.profile.group_ratios"
+    for ratio in ratios:
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise UserError(f"must be positive, not {ratio:g}", where=where)
+    shares, groups = [Fraction(str(ratio)) for ratio in ratios], len(ratios)
+    if groups > num_layers:
+        raise UserError(f"{groups} groups need as many layers, and num_layers={num_layers}", where=where)
+    lengths = _run_lengths(num_layers, groups)
+    mean = sum(n * share for n, share in zip(lengths, shares, strict=True)) / num_layers
+    if mean != 1:
+        texts = ", ".join(str(n) for n in lengths)
+        works = _nearest_multiple(num_layers, groups)
+        raise UserError(
+            f"the ratios average {float(mean):g} over groups of {texts} layers, so the mean width would not be d_ff",
+            where=where,
+            mend=f"the nearest num_layers that works is {works}" if sum(shares) == groups else "make them average 1",
+        )
+    step = math.lcm(*(_step_of(share, multiple_of) for share in shares))
+    if d_ff % step:
+        widths = ", ".join(f"{float(share):g} × {d_ff} = {float(share * d_ff):g}" for share in shares)
+        raise UserError(
+            f"the widths of the groups, {widths}, must be multiples of multiple_of={multiple_of}",
+            where="config.profile.d_ff",
+            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, step)}",
+        )
+    return tuple(int(share * d_ff) for share, length in zip(shares, lengths, strict=True) for _ in range(length))
+
+
+def _step_of(ratio: Fraction, multiple_of: int) -> int:
+    """The smallest positive integer whose product with `ratio` is a multiple of `multiple_of`."""
+    return ratio.denominator * multiple_of // math.gcd(ratio.numerator, ratio.denominator * multiple_of)
+
+
 def _nearest_multiple(value: int, step: int) -> int:
     return max(1, math.floor(Fraction(value, step) + Fraction(1, 2))) * step
 
@@ -116,10 +183,7 @@ def _check_ends(num_layers: int, d_ff: int, start: Fraction, end: Fraction, mult
             where="config.profile.end_ratio",
             mend=f"use end_ratio={float(2 - start):g}" if start < 2 else "use a start_ratio below 2",
         )
-    needed = [
-        ratio.denominator * multiple_of // math.gcd(ratio.numerator, ratio.denominator * multiple_of)
-        for ratio in (start, end)
-    ]
+    needed = (_step_of(start, multiple_of), _step_of(end, multiple_of))
     step = math.lcm(*needed, multiple_of // math.gcd(num_layers, multiple_of))
     if d_ff % step:
         ends = " and ".join(f"{float(ratio):g} × {d_ff} = {float(ratio * d_ff):g}" for ratio in (start, end))
@@ -141,14 +205,13 @@ def _run_lengths(num_layers: int, groups: int) -> list[int]:
     return [after - before for before, after in itertools.pairwise(edges)]
 
 
-def _levels(
-    curve: Callable[[float], float], lengths: Sequence[int], mean: Fraction, first: int, last: int
-) -> list[int] | None:
+def _levels(curve: Curve, lengths: Sequence[int], mean: Fraction, first: int, last: int) -> list[int] | None:
     """Widths of the runs in steps, from `first` down to `last`, whose sum over layers is exact; None if none are."""
     if len(lengths) == 1:
         return [first]
     total = int(mean * sum(lengths))
-    ideal = [last + (first - last) * curve(group / (len(lengths) - 1)) for group in range(len(lengths))]
+    depths = [group / (len(lengths) - 1) for group in range(1, len(lengths) - 1)]
+    ideal = [float(first), *(last + (first - last) * curve(depth) for depth in depths), float(last)]
     if list(lengths) != list(lengths)[::-1]:
         ideal = _shifted(ideal, lengths, total, first, last)
     levels = [first, *(_round(value, float(mean)) for value in ideal[1:-1]), last]
