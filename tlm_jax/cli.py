@@ -15,6 +15,7 @@ from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, U
 
 # name -> (module with `add_arguments(parser)` and `run(args, overrides) -> exit code`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "config": ("tlm_jax.config_command", "every config key with its default and meaning"),
     "profile": ("tlm_jax.capacity.command", "show the layers of a config, their budget, and the difference to another"),
     "tokenizer": ("tlm_jax.data.tokenizer_command", "train a SentencePiece tokenizer"),
     "prepare": ("tlm_jax.data.prepare_command", "turn text and JSONL into a token store"),

@@ -4,9 +4,9 @@ A config file is a Python file with `get_config()`, which takes `default_config(
 result is locked: an unknown key is an error that names the nearest key.
 
 The comments in `default_config` are documentation: `tlm config` prints them, and docs/config.md is made from them by
-`tlm config --markdown > docs/config.md`, which a test compares. Every key has one at the end of its line, preceded by
-full comment lines right above the key where that is too short; a group has its own on or above its `ConfigDict()`
-line. A blank line ends a comment's reach.
+`tlm config --markdown > docs/config.md`, which a test compares. Every key has one at the end of its line, or full
+comment lines right above the key, or both, then read as one text from top to bottom; a group likewise, at its
+`ConfigDict()` line. A blank line ends a comment's reach.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def default_config() -> ConfigDict:
 
     c.model = ConfigDict()
     c.model.vocab_size = 32000  # at least the tokenizer's
-    c.model.tied_embeddings = True
-    c.model.rope_theta = 10000.0
-    c.model.norm_epsilon = 1e-5
+    c.model.tied_embeddings = True  # the output projection is the token embedding's transpose
+    c.model.rope_theta = 10000.0  # base of the rotary embedding's wavelengths
+    c.model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
     c.model.document_mask = True  # attention stays inside a document
     c.model.attention = "auto"  # auto, or a row of the table in tlm_jax/model/attention_kernels.py
     c.model.compute_dtype = "auto"  # auto: bfloat16 on accelerators, float32 on CPU; or float32 | bfloat16
@@ -66,24 +66,24 @@ def default_config() -> ConfigDict:
 
     c.data = ConfigDict()
     c.data.store = ""  # a token store made by `tlm prepare`
-    c.data.sequence_length = 1024
+    c.data.sequence_length = 1024  # tokens of a training example
     c.data.seed = 0  # order of the windows
     c.data.num_workers = 0  # loader processes per host; the batches do not depend on it
 
     c.train = ConfigDict()
-    c.train.num_steps = 1000
+    c.train.num_steps = 1000  # updates of the parameters
     c.train.global_batch_size = 8  # sequences per step, over all hosts
     c.train.gradient_accumulation = 1  # micro-batches per step
     c.train.optimizer = "adamw"  # adamw | muon
     c.train.learning_rate = 3e-4  # peak
     c.train.adam_learning_rate = 0.0  # muon: peak for what is not a hidden matrix; 0: learning_rate
-    c.train.warmup_steps = 100
+    c.train.warmup_steps = 100  # learning rate rises linearly from 0
     c.train.final_learning_rate_ratio = 0.1  # of the peak, at the last step
-    c.train.beta1 = 0.9
-    c.train.beta2 = 0.95
-    c.train.epsilon = 1e-8
-    c.train.muon_momentum = 0.95
-    c.train.weight_decay = 0.1
+    c.train.beta1 = 0.9  # AdamW: decay of the first moment
+    c.train.beta2 = 0.95  # AdamW: decay of the second moment
+    c.train.epsilon = 1e-8  # AdamW: added to the root of the second moment
+    c.train.muon_momentum = 0.95  # muon: decay of the momentum
+    c.train.weight_decay = 0.1  # decoupled, times the learning rate
     c.train.weight_decay_exclude = ("norm", "embedding")  # parameter names that contain one of these do not decay
     c.train.gradient_clip = 1.0  # global norm; 0: off
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
@@ -96,25 +96,25 @@ def default_config() -> ConfigDict:
     c.checkpoint = ConfigDict()
     c.checkpoint.every_steps = 1000  # permanent
     c.checkpoint.every_seconds = 600.0  # temporary: only the newest keep_last stay
-    c.checkpoint.keep_last = 2
+    c.checkpoint.keep_last = 2  # temporary ones that stay
     c.checkpoint.timeout_seconds = 1800.0  # a save that takes longer stops the run
 
     c.log = ConfigDict()
-    c.log.every_steps = 10
+    c.log.every_steps = 10  # a line of metrics
     c.log.norms_every_steps = 100  # per-layer norms; 0: never
-    c.log.tensorboard = True
+    c.log.tensorboard = True  # also TensorBoard events, in WORKDIR/tensorboard
     c.log.peak_flops = 0.0  # per device, for MFU; 0: the accelerator's data sheet, on CPU a measured matmul
 
     c.mesh = ConfigDict()  # axis sizes; one may be -1: what is left
-    c.mesh.data = -1
-    c.mesh.fsdp = 1
-    c.mesh.expert = 1
-    c.mesh.tensor = 1
+    c.mesh.data = -1  # copies of the parameters, each with its part of the batch
+    c.mesh.fsdp = 1  # the batch and the parameters are cut
+    c.mesh.expert = 1  # experts are spread; none yet
+    c.mesh.tensor = 1  # heads and d_ff are cut
     return c.lock()
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Yields every leaf key, dotted, in order of definition."""
+    """Yields every leaf key, dotted, in the order of the alphabet."""
     for key in config:
         value = config[key]
         if isinstance(value, ConfigDict):
@@ -245,7 +245,7 @@ def _hint(key: str) -> str:
 
 
 def to_json(config: ConfigDict) -> str:
-    """The config as JSON text, keys in order of definition; `from_json` inverts it."""
+    """The config as JSON text; `from_json` inverts it."""
     return json.dumps(config.to_dict(), indent=1, default=list)
 
 

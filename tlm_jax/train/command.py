@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "JAX_NUM_PROCESSES and JAX_PROCESS_ID say",
     )
     parser.epilog = (
-        "Any key of the config can be set: --config.train.learning_rate=3e-4. Exit code 0: the run is complete; "
+        "Any key of the config can be set: --config.train.learning_rate=3e-4. `tlm config` lists them all with their "
+        "meaning, as does docs/config.md. Exit code 0: the run is complete; "
         "2: bad input, one line says which; 75: stopped early by Ctrl-C or SIGTERM, the same command resumes."
     )
 
