@@ -3,6 +3,7 @@
 #
 #   launch/local.sh CONFIG [options] [--config.KEY=VALUE ...]
 #
+#   CONFIG            a config file, or FILE:TEXT for its get_config(TEXT)
 #   --output DIR      where everything goes (default: runs/NAME of CONFIG)
 #   --data FILE ...   text or JSON Lines, plain or .gz (default: the corpus of this repository)
 #   --holdout SHARE   of the documents held out (default: 0.02; a few documents want more)
@@ -69,10 +70,10 @@ while [ $# -gt 0 ]; do
 done
 
 [ -n "$CONFIG" ] || fail "no config; try: launch/local.sh configs/quickstart.py"
-[ -f "$CONFIG" ] || fail "no such config file: $CONFIG"
+[ -f "$CONFIG" ] || [ -f "${CONFIG%:*}" ] || fail "no such config file: $CONFIG"
 if [ ${#DATA[@]} -eq 0 ]; then DATA=("$ROOT"/corpus/*.jsonl.gz) && DATA=("${DATA[@]#"$PWD"/}"); fi
 if [ ${#PROMPTS[@]} -eq 0 ]; then PROMPTS=("The people of the United States" "Call me" "HAMLET."); fi
-NAME=$(basename "$CONFIG" .py)
+NAME=$(basename "${CONFIG/.py:/-}" .py)
 OUTPUT=${OUTPUT:-runs/$NAME}
 RUN=$OUTPUT/run UNIFORM=$OUTPUT/uniform STORE=$OUTPUT/store TOKENIZER=$OUTPUT/tokenizer.model
 
@@ -93,15 +94,17 @@ resumable() {
   exit 75
 }
 
-# Prints a command as one would type it.
-show() {
+# Prints words as one would type them.
+quoted() {
   local word line=''
   for word in "$@"; do
     if [[ ! $word =~ ^[A-Za-z0-9_./:=,+@%-]+$ ]]; then word="'${word//\'/\'\\\'\'}'"; fi
-    line+=" $word"
+    line+="${line:+ }$word"
   done
-  say "\$$line"
+  say "$line"
 }
+
+show() { say "\$ $(quoted "$@")"; }
 
 start() {
   set -m # a process group of its own
@@ -256,9 +259,9 @@ for name, value in rows:
 PYTHON
 fi
 say "look at next:" \
-  "  $OUTPUT/report.html          curves, profiles, budgets, samples; opens offline in a browser" \
-  "  $RUN/evaluation.json         held-out loss and bits per byte, beside gzip and a bigram model" \
-  "  tlm generate --checkpoint=$RUN --prompt='My fellow citizens'" \
-  "  tlm profile --config=$CONFIG  the layers, before any training" \
+  "  $(quoted "$OUTPUT/report.html")          curves, profiles, budgets, samples; opens offline in a browser" \
+  "  $(quoted "$RUN/evaluation.json")         held-out loss and bits per byte, beside gzip and a bigram model" \
+  "  $(quoted tlm generate "--checkpoint=$RUN" "--prompt=My fellow citizens")" \
+  "  $(quoted tlm profile "--config=$CONFIG")  the layers, before any training" \
   "  launch/test.sh               the tests"
-if [ "$DRY_RUN" -eq 0 ]; then say "the commands tlm and python are in $VENV/bin: . $VENV/bin/activate"; fi
+if [ "$DRY_RUN" -eq 0 ]; then say "for the commands tlm and python: $(quoted . "$VENV/bin/activate")"; fi

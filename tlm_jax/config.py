@@ -202,16 +202,23 @@ def reject_overrides(arguments: Sequence[str]) -> None:
 def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
     """Runs a config file's `get_config()` and applies the overrides.
 
+    Args:
+      path: the file, or `FILE:TEXT`, where `get_config` takes the text as its argument.
+      overrides: `--config.key=value` arguments.
+
     Raises:
       UserError: no such file, no `get_config()`, an unknown key (names the nearest), or a bad override.
     """
+    text: tuple[str, ...] = ()
+    if not Path(path).is_file() and ":" in path:
+        path, text = path.rpartition(":")[0], (path.rpartition(":")[2],)
     if not Path(path).is_file():
         raise UserError("no such config file", where=path)
     try:
         namespace = runpy.run_path(path)
         if "get_config" not in namespace:
             raise UserError("the file defines no get_config()", where=path)
-        config = namespace["get_config"]()
+        config = namespace["get_config"](*text)
     except (AttributeError, KeyError) as error:
         named = re.match(r"""['"]*Key "([^"]+)" does not exist""", str(error))
         key = named[1] if named else getattr(error, "name", None)

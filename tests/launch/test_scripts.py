@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,29 @@ def test_dry_run_prints_the_commands_and_runs_none(local, tmp_path):
     assert printed == WHOLE
     assert r"'--prompt=It'\''s a'" in result.stdout
     assert result.stdout.count("--config.seed=3") == 3
+
+
+def test_what_to_look_at_next_can_be_pasted_into_a_shell(local, tmp_path):
+    """Also where folders have spaces and quotes in their names."""
+    (tmp_path / "my configs").mkdir()
+    shutil.copy(CONFIG, tmp_path / "my configs" / "q.py")
+    result, _ = local("my configs/q.py", SHORT, "--no-twin", "--no-interrupt", "--output=it's here")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.partition("look at next:")[2].splitlines()
+    pasted = [shlex.split(line.partition("   ")[0] if i < 2 else line) for i, line in enumerate(lines[1:5])]
+    assert pasted[0] == ["it's here/report.html"]
+    assert pasted[1] == ["it's here/run/evaluation.json"]
+    assert pasted[2] == ["tlm", "generate", "--checkpoint=it's here/run", "--prompt=My fellow citizens"]
+    assert pasted[3][:3] == ["tlm", "profile", "--config=my configs/q.py"]
+
+
+def test_a_config_with_an_argument(local):
+    sized = str(ROOT / "configs" / "tapered" / "440m.py") + ":tiny"
+    result, calls = local(sized, SHORT, "--no-twin", "--no-interrupt")
+    assert result.returncode == 0, result.stderr
+    assert f"--config={sized}" in calls[2]
+    assert "--workdir=runs/440m-tiny/run" in calls[2]
+    assert "--vocab-size=1024" in calls[0]
 
 
 def test_dry_run_needs_no_environment(local, tmp_path):

@@ -71,6 +71,8 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
 def _second(args: argparse.Namespace, overrides: Iterable[str]) -> tuple[str, str, list[str]]:
     """The name, file and overrides of `--compare`."""
     path, *changes = args.compare.split(":")
+    if path and changes and "=" not in changes[0]:  # what get_config takes
+        path = f"{path}:{changes.pop(0)}"
     given = [f"--config.{change}" for change in changes]
     if path:
         return args.compare, path, given

@@ -14,7 +14,12 @@ from tlm_jax.train.signals import StopRequest
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("--config", required=True, metavar="FILE", help="a Python file with get_config()")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="a Python file with get_config(); FILE:TEXT calls get_config(TEXT)",
+    )
     parser.add_argument(
         "--workdir", required=True, metavar="DIR", help="where the run lives; an existing run of this config is resumed"
     )
