@@ -5,7 +5,7 @@
 #
 #   CONFIG            a config file, or FILE:TEXT for its get_config(TEXT)
 #   --output DIR      where everything goes (default: runs/NAME of CONFIG)
-#   --data FILE ...   text or JSON Lines, plain or .gz (default: the corpus of this repository)
+#   --data FILE ...   text, JSON Lines (.gz, .zst), Parquet (default: the corpus of this repository)
 #   --holdout SHARE   of the documents held out (default: 0.02; a few documents want more)
 #   --split-text WAY  how text files become documents: file (default), paragraph, line or size
 #   --prompt TEXT     begin a sample with this; may be repeated

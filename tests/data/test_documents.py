@@ -179,7 +179,8 @@ def test_inputs_of_a_directory_come_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     found = find_inputs([str(tmp_path)])
     assert [str(Path(f.path).relative_to(tmp_path)) for f in found] == ["a.jsonl", "a/y.md", "a/z.jsonl.gz", "b.txt"]
-    assert [(f.jsonl, f.gzipped) for f in found] == [(True, False), (False, False), (True, True), (False, False)]
+    kinds = [("jsonl", ""), ("text", ""), ("jsonl", "gzip"), ("text", "")]
+    assert [(f.kind, f.compression) for f in found] == kinds
 
 
 @pytest.mark.parametrize(
@@ -188,13 +189,15 @@ def test_inputs_of_a_directory_come_by_name(tmp_path: Path) -> None:
         (["absent.txt"], "absent.txt: no such file"),
         (["a.txt", "./a.txt"], "given twice"),
         (["nothing"], "holds no text"),
-        (["a.parquet"], "cannot be read"),
+        (["a.bz2"], "cannot be read; convert to text or JSON Lines, plain or .gz or .zst, or to Parquet"),
+        (["a.parquet.gz"], "cannot be read"),
     ],
 )
 def test_inputs_that_cannot_be(tmp_path: Path, names: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nothing").mkdir()
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "a.parquet").write_text("x")
+    (tmp_path / "a.bz2").write_text("x")
+    (tmp_path / "a.parquet.gz").write_text("x")
     with pytest.raises(UserError, match=message):
         find_inputs(names)

@@ -1,40 +1,44 @@
-"""Input files and the documents in them: text and JSON Lines, plain or gzip, read by byte range.
+"""Input files and the documents in them: text, JSON Lines and Parquet, plain or compressed, read by byte range.
 
-Plain JSON Lines, and plain text whose documents are parts of a file, can be read by byte range: a document belongs to
-the range in which it starts, so ranges that tile a file yield its documents in order, each once.
+Parquet, plain JSON Lines, and plain text whose documents are parts of a file, can be read by byte range: a document
+belongs to the range in which it starts, so ranges that tile a file yield its documents in order, each once.
 """
 
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Literal
 
+from tlm_jax.data.compressed import DAMAGE, ENDINGS, Compression, compression_of, open_input, require_compression
+from tlm_jax.data.parquet import Row, read_rows, require_parquet
 from tlm_jax.errors import UserError
 
 SplitText = Literal["file", "paragraph", "line", "size"]
 SPLIT_TEXT: tuple[SplitText, ...] = ("file", "paragraph", "line", "size")
-_JSONL_ENDINGS = (".jsonl", ".ndjson")
-_TEXT_ENDINGS = (".txt", ".text", ".md")
-_FOREIGN_ENDINGS = (".parquet", ".arrow", ".zst", ".bz2", ".xz", ".zip", ".tar", ".7z", ".pdf", ".docx")
+Kind = Literal["text", "jsonl", "parquet"]
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys((".txt", ".text", ".md"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".parquet": "parquet",
+}
+_FOREIGN_ENDINGS = (".arrow", ".bz2", ".xz", ".zip", ".tar", ".7z", ".pdf", ".docx")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input: its path as given, its size in bytes on disk, whether it holds JSON Lines, whether it is gzip."""
+    """One input: its path as given, its size in bytes on disk, what it holds, and how that is compressed."""
 
     path: str
     size: int
-    jsonl: bool
-    gzipped: bool
+    kind: Kind
+    compression: Compression
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class DocumentFormat:
     """How documents lie in files.
 
     Attributes:
-      text_field: the key of a JSON object that holds its text.
+      text_field: the key of a JSON object, or the column of a Parquet file, that holds its text.
       split_text: what is a document in a text file: the whole file; a paragraph (between blank lines); a line; or
         `document_bytes` bytes, prolonged to the end of a line.
       document_bytes: for split_text "size".
@@ -54,7 +58,7 @@ class DocumentFormat:
 
     def divisible(self, file: InputFile) -> bool:
         """Whether the file can be read by byte range."""
-        return not file.gzipped and (file.jsonl or self.split_text != "file")
+        return not file.compression and (file.kind != "text" or self.split_text != "file")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Problem:
-    """What kept a document from being read: a reason to count by, what exactly, and where."""
+    """What kept a document from being read: a reason to count by, what exactly, and where.
+
+    Attributes:
+      line: from 1; of a Parquet file, the row.
+    """
 
     reason: str
     detail: str
@@ -74,22 +82,24 @@ class Problem:
     line: int
 
     def error(self) -> UserError:
-        """The problem as an error that names file and line."""
-        return UserError(f"{self.reason}{f': {self.detail}' if self.detail else ''}", where=f"{self.path}:{self.line}")
+        """The problem as an error that names file and line or row."""
+        place = f": row {self.line}" if self.path.lower().endswith(".parquet") else f":{self.line}"
+        return UserError(f"{self.reason}{f': {self.detail}' if self.detail else ''}", where=f"{self.path}{place}")
 
 
 def find_inputs(paths: Iterable[str]) -> list[InputFile]:
-    """Lists the input files: those named, and in directories every text and JSON Lines file below, by name.
+    """Lists the input files: those named, and in directories every file of a known kind below, by name.
 
     Raises:
-      UserError: a path does not exist, is named twice, holds no input, or is of a kind that cannot be read.
+      UserError: a path does not exist, is named twice, holds no input, is of a kind that cannot be read,
+        or needs a library that is not installed.
     """
     found: list[InputFile] = []
     for path in paths:
         if os.path.isdir(path):
             below = sorted(str(file) for file in Path(path).rglob("*") if file.is_file() and _is_input(file.name))
             if not below:
-                raise UserError("the directory holds no text or JSON Lines file", where=path)
+                raise UserError("the directory holds no text, JSON Lines or Parquet file", where=path)
             found += [_input_file(file) for file in below]
         elif os.path.isfile(path):
             found.append(_input_file(path))
@@ -104,22 +114,30 @@ def find_inputs(paths: Iterable[str]) -> list[InputFile]:
     return found
 
 
+def _kind(name: str) -> Kind | None:
+    """What a file of this name holds; None: its ending does not say."""
+    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
+
+
 def _is_input(name: str) -> bool:
-    return name.removesuffix(".gz").endswith(_JSONL_ENDINGS + _TEXT_ENDINGS)
+    return _kind(compression_of(name)[0]) is not None
 
 
 def _input_file(path: str) -> InputFile:
-    name = path.lower()
-    if name.endswith(_FOREIGN_ENDINGS):
-        raise UserError(
-            "files of this kind cannot be read", where=path, mend="convert to text or JSON Lines, plain or gzip"
-        )
+    name, compression = compression_of(path.lower())
+    kind = _kind(name) or "text"
+    if name.endswith(_FOREIGN_ENDINGS) or (kind == "parquet" and compression):
+        mend = f"convert to text or JSON Lines, plain or {' or '.join(ENDINGS)}, or to Parquet"
+        raise UserError("files of this kind cannot be read", where=path, mend=mend)
+    if kind == "parquet":
+        require_parquet(path)
+    require_compression(path, compression)
     try:
         with open(path, "rb"):
             size = os.path.getsize(path)
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", where=path) from error
-    return InputFile(path, size, name.removesuffix(".gz").endswith(_JSONL_ENDINGS), name.endswith(".gz"))
+    return InputFile(path, size, kind, compression)
 
 
 def read_documents(
@@ -136,11 +154,15 @@ def read_documents(
     if file.size == 0:
         yield Problem("empty file", "", file.path, 1)
         return
-    stop = stop if layout.divisible(file) else 1 << 62  # sizes on disk say nothing about gzip's contents
+    if file.kind == "parquet":
+        for row in read_rows(file.path, file.size, layout.text_field, start, stop):
+            yield _parquet_document(row, file.path)
+        return
+    stop = stop if layout.divisible(file) else 1 << 62  # sizes on disk say nothing about compressed contents
     lines = _Lines(file.path, start, stop)
     try:
-        with _open(file) as stream:
-            if file.jsonl:
+        with open_input(file.path, file.compression) as stream:
+            if file.kind == "jsonl":
                 yield from (
                     _parse_json(line, number, lines, layout.text_field) for number, line in _one_line(lines, stream)
                 )
@@ -150,12 +172,8 @@ def read_documents(
                 records = {"line": _one_line, "paragraph": _paragraphs, "size": _sized(layout.document_bytes)}
                 for number, record in records[layout.split_text](lines, stream):
                     yield _decode(record, number, lines)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield Problem("damaged gzip", str(error), file.path, lines.absolute(max(lines.number, 1)))
-
-
-def _open(file: InputFile) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(file.path, "rb") if file.gzipped else open(file.path, "rb"))
+    except DAMAGE as error:
+        yield Problem(f"damaged {file.compression}", str(error), file.path, lines.absolute(max(lines.number, 1)))
 
 
 class _Lines:
@@ -289,3 +307,13 @@ def _decode(record: bytes, number: int, lines: _Lines) -> Document | Problem:
         number += record.count(b"\n", 0, error.start)
         return Problem("invalid UTF-8", "", lines.path, lines.absolute(number))
     return Document(text) if text.strip() else Problem("empty document", "", lines.path, lines.absolute(number))
+
+
+def _parquet_document(row: Row, path: str) -> Document | Problem:
+    if row.reason:
+        return Problem(row.reason, row.detail, path, row.number)
+    try:
+        text = row.text.decode()
+    except UnicodeDecodeError as error:
+        return Problem("invalid UTF-8", f"byte {error.start + 1} of the text", path, row.number)
+    return Document(text) if text.strip() else Problem("empty document", "", path, row.number)

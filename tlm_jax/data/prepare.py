@@ -1,4 +1,4 @@
-"""Text and JSON Lines to a token store: many processes, resumable, atomic, the same bytes for any worker count.
+"""Text, JSON Lines and Parquet to a token store: many processes, resumable, atomic, the same for any worker count.
 
 The inputs, in order, are cut into units; a unit's documents become one shard per split. Which unit holds what depends
 on inputs and settings alone, and a unit's files appear by renaming, its result last. So work can stop at any instant

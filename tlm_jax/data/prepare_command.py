@@ -1,4 +1,4 @@
-"""`tlm prepare`: text and JSON Lines to a token store."""
+"""`tlm prepare`: text, JSON Lines and Parquet to a token store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `tlm prepare`."""
     parser.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="text or JSON Lines files, plain or .gz; directories"
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text, JSON Lines (both plain, .gz or .zst) and Parquet files; directories",
     )
     parser.add_argument("--tokenizer", required=True, help="`byte`, or a .model file made by `tlm tokenizer`")
     parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
-    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
     parser.add_argument(
         "--split-text", choices=SPLIT_TEXT, default="file", help="text files: what is a document (default: the file)"
     )

@@ -16,11 +16,15 @@ from tlm_jax.errors import EXIT_COMPLETE, UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `tlm tokenizer`."""
     parser.add_argument(
-        "--input", nargs="+", required=True, metavar="FILE", help="text or JSON Lines, plain or .gz; directories"
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="text, JSON Lines (both plain, .gz or .zst) and Parquet; directories",
     )
     parser.add_argument("--vocab-size", type=int, required=True, help="number of ids, specials and bytes included")
     parser.add_argument("--output", required=True, metavar="FILE.model", help="the model file to write")
-    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
     parser.add_argument("--sample-megabytes", type=int, default=1000, help="use about this much of larger inputs")
     parser.add_argument(
         "--on-error", choices=("stop", "skip"), default="stop", help="at a document that cannot be read (default: stop)"

@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="PATH",
-        help="a token store, of which the held-out split is read, or text and JSON Lines files, plain or .gz "
+        help="a token store, of which the held-out split is read, or files as `tlm prepare` takes them "
         "(default: the token store of the run)",
     )
-    parser.add_argument("--text-field", default="text", help="JSON Lines: the key that holds a document's text")
+    parser.add_argument("--text-field", default="text", help="the key or column of a document's text")
     parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="windows at a time (default: the run's)")
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
