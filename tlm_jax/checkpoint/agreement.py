@@ -30,17 +30,6 @@ def leaves_by_name(tree: Any, prefix: str) -> dict[str, Any]:
     return {".".join([prefix, *map(part, path)] if prefix else map(part, path)): leaf for path, leaf in flat}
 
 
-def with_dtypes(tree: Any, stored: dict[str, Any], prefix: str) -> Any:
-    """The abstract tree with the dtypes of the stored leaves."""
-    names = list(leaves_by_name(tree, prefix))
-    leaves, structure = jax.tree.flatten(tree)
-    changed = [
-        jax.ShapeDtypeStruct(leaf.shape, stored[name].dtype, sharding=leaf.sharding)
-        for name, leaf in zip(names, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, changed)
-
-
 def _differences(stored: dict[str, Any], target: dict[str, Any], any_float: bool) -> list[str]:
     """Says of each leaf that differs how it does."""
     found = []

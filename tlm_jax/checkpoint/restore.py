@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from tlm_jax.checkpoint import agreement, checksum, layout, storage
+from tlm_jax.checkpoint import agreement, checksum, layout, regroup, storage
 from tlm_jax.checkpoint.layout import Metadata
 from tlm_jax.errors import UserError
 
@@ -65,7 +65,7 @@ def read_metadata(path: str | Path) -> Metadata:
 
 
 def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: bool = False) -> Any:
-    """Restores only the parameters, onto any mesh and number of devices.
+    """Restores only the parameters, onto any mesh and number of devices, whichever way their layers are stacked.
 
     Args:
       path: anything that `find_checkpoint` takes.
@@ -79,15 +79,15 @@ def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: b
     Raises:
       UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
-    path = find_checkpoint(path)
-    stored = _require_items_agree(path, {layout.PARAMS: abstract_params}, any_float=cast_floats)
-    target = agreement.with_dtypes(abstract_params, stored, layout.PARAMS)
-    params = _load(path, {layout.PARAMS: target})[layout.PARAMS]
+    items = {layout.PARAMS: abstract_params}
+    params = _restore_items(find_checkpoint(path), items, any_float=cast_floats)[layout.PARAMS]
     return jax.tree.map(lambda x, wanted: _cast(x, wanted.dtype), params, abstract_params) if cast_floats else params
 
 
 def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Metadata]:
     """Restores the train state, the data index and the metadata from the step directory `path`.
+
+    Layers that are stored stacked where the train state has them one by one, or the other way round, are converted.
 
     Args:
       path: the directory of a complete checkpoint.
@@ -101,9 +101,7 @@ def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str,
     """
     metadata = layout.read_step_metadata(path)
     data_state = layout.read_json(path, layout.DATA)
-    items = split_items(abstract_state)
-    _require_items_agree(path, items)
-    loaded = _load(path, items)
+    loaded = _restore_items(path, split_items(abstract_state))
     return {layout.PARAMS: loaded[layout.PARAMS], **loaded[layout.STATE]}, data_state, metadata
 
 
@@ -130,12 +128,26 @@ def _cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return cast
 
 
-def _require_items_agree(path: Path, items: dict[str, Any], any_float: bool = False) -> dict[str, Any]:
-    """Compares the stored trees with the wanted ones, all items together; returns the stored leaves by name."""
+def _restore_items(path: Path, items: dict[str, Any], any_float: bool = False) -> dict[str, Any]:
+    """Compares the stored trees with the wanted ones, all items together, and loads them in their stored dtypes."""
     layout.check_completion_mark(path)
-    stored = items_by_name({item: _stored_tree(path, item) for item in items})
-    agreement.require_agreement(stored, items_by_name(items), path=path, any_float=any_float)
-    return stored
+    trees = {item: _stored_tree(path, item) for item in items}
+    stored, wanted = items_by_name(trees), items_by_name(items)
+    if regroup.same_grouping(stored, wanted):
+        agreement.require_agreement(stored, wanted, path=path, any_float=any_float)
+        placed = [_like(stored[name], leaf.sharding) for name, leaf in wanted.items()]
+        return _load(path, jax.tree.unflatten(jax.tree.structure(items), placed))
+    by_layer = regroup.by_layer(stored), regroup.by_layer(wanted)
+    agreement.require_agreement(*by_layer, path=path, any_float=any_float)
+    shardings = regroup.stored_shardings(stored, wanted)
+    placed = [_like(leaf, shardings[name]) for name, leaf in stored.items()]
+    loaded = _load(path, jax.tree.unflatten(jax.tree.structure(trees), placed))
+    leaves = regroup.convert(items_by_name(loaded), wanted)
+    return jax.tree.unflatten(jax.tree.structure(items), leaves)
+
+
+def _like(stored: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=sharding)
 
 
 def _stored_tree(path: Path, item: str) -> Any:

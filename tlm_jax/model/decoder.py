@@ -9,6 +9,7 @@ runs; what is stored where is a pure function of the Profile (`layout`).
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,16 @@ def layout(profile: Profile, layer_stacking: str) -> tuple[Run, ...]:
         else:
             runs.append(Run(f"layers_{start}_to_{start + length - 1}", start, length, shape))
     return tuple(runs)
+
+
+def layers_of(name: str) -> range | None:
+    """The layers that a run of this name holds, more than one when it is stacked; None: `layout` names no run so."""
+    named = re.fullmatch(r"layer_(\d+)|layers_(\d+)_to_(\d+)", name)
+    if named is None:
+        return None
+    if named[1]:
+        return range(int(named[1]), int(named[1]) + 1)
+    return range(int(named[2]), int(named[3]) + 1)
 
 
 def _remat(function: Any, policy: str, *, scanned: bool) -> Any:

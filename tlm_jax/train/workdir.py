@@ -23,6 +23,7 @@ FREE = (
     "data.store",  # what counts is the store's content, which the checkpoint knows
     "data.num_workers",
     "model.attention",
+    "model.layer_stacking",  # a checkpoint is converted
     "model.remat",
     "model.loss_chunk_tokens",
     "train.gradient_accumulation",
