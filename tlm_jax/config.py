@@ -97,6 +97,9 @@ def default_config() -> ConfigDict:
     c.checkpoint.every_steps = 1000  # permanent
     c.checkpoint.every_seconds = 600.0  # temporary: only the newest keep_last stay
     c.checkpoint.keep_last = 2  # temporary ones that stay
+    # What the best checkpoint has the lowest of: validation/loss | validation/perplexity | validation/bits_per_byte
+    c.checkpoint.best_metric = "validation/loss"
+    c.checkpoint.keep_best = 0  # a validation among the so many best is saved, and these are never removed
     c.checkpoint.timeout_seconds = 1800.0  # a save that takes longer stops the run
 
     c.log = ConfigDict()

@@ -158,7 +158,10 @@ def test_bad_input_is_one_line(run, capsys, tmp_path, monkeypatch):
     assert "unknown argument '--config.seed=1'" in complaint(capsys, checkpoint, "--config.seed=1")
     assert "none.txt: no such file" in complaint(capsys, checkpoint, f"--data={tmp_path / 'none.txt'}")
     assert "use a multiple of 8" in complaint(capsys, checkpoint, "--batch-size=12")
-    assert "at least 1" in complaint(capsys, checkpoint, "--batch-size=-8")
+    for size in (-8, 0):
+        assert f"--batch-size: must be at least 1, not {size}" in complaint(capsys, checkpoint, f"--batch-size={size}")
+    assert "the checkpoint's path is empty" in complaint(capsys, "--checkpoint=")
+    assert "no checkpoint has a finite validation/loss" in complaint(capsys, checkpoint, "--step=best")
     both = complaint(capsys, checkpoint, "--data", run.store.path, run.held_out_file)
     assert "give it alone" in both
     broken = tmp_path / "broken.jsonl"

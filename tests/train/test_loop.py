@@ -14,6 +14,8 @@ import pytest
 from jax._src.array import ArrayImpl
 from whole_run import computed_records, setup_for
 
+from tlm_jax.checkpoint.layout import complete_steps
+from tlm_jax.checkpoint.restore import find_checkpoint
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.train import loop
 from tlm_jax.train import metrics as metrics_module
@@ -170,3 +172,18 @@ def test_a_checkpoint_knows_its_config_when_the_workdir_has_lost_it(store: Path,
 def test_what_cannot_be_honoured_is_an_error(store: Path, overrides: tuple[str, ...], text: str):
     with pytest.raises(UserError, match=re.escape(text)):
         setup_for(store, *overrides)
+
+
+def test_the_best_validation_is_saved_and_stays(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    values = iter([5.0, 3.0, float("nan"), 4.0, 3.0, 6.0])
+
+    def evaluate(*_):
+        return {"loss": next(values), "perplexity": 1.0, "bits_per_byte": 1.0, "tokens": 1, "bytes": 1}
+
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    keys = ("--config.validation.every_steps=2", "--config.checkpoint.every_steps=0", "--config.checkpoint.keep_last=1")
+    assert loop.train(setup_for(store, *keys, "--config.checkpoint.keep_best=1"), tmp_path, "") == EXIT_COMPLETE
+    assert complete_steps(tmp_path / "checkpoints") == [4, 12]
+    assert find_checkpoint(tmp_path, "best").name == "4"
+    with pytest.raises(UserError, match=r"config\.checkpoint\.keep_best: a run that is validated only at its end"):
+        setup_for(store, "--config.validation.every_steps=0", "--config.checkpoint.keep_best=1")

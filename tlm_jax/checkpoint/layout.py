@@ -3,13 +3,14 @@
     <workdir>/checkpoints/<step>/params      parameters: all that evaluation reads
                                 /state       the other keys of the train state: optimizer, step, counters
                                 /data        JSON: where the data loader stands
-                                /metadata    JSON: config, profile, tokenizer; the checksum of each array
+                                /metadata    JSON: config, profile, tokenizer; each array's checksum; validation metrics
 
 Nothing here touches a device or reads an array.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import binascii
 import dataclasses
@@ -26,6 +27,9 @@ DATA = "data"
 METADATA = "metadata"
 CHECKSUMS = "checksums"  # keys beside the metadata's own
 PERMANENT = "permanent"
+METRICS = "metrics"
+
+BEST = "best"  # in the place of a step: the one with the lowest `checkpoint.best_metric`
 
 _COMPLETION_MARK = "_CHECKPOINT_METADATA"  # Orbax writes it last, just before the rename
 _TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of what Orbax has not finished
@@ -61,6 +65,17 @@ class Metadata:
         return cls(**known | {"tokenizer": base64.b64decode(values["tokenizer"], validate=True)})
 
 
+def step_argument(text: str) -> int | str:
+    """Reads a step from the command line: a number, or `BEST`.
+
+    Raises:
+      argparse.ArgumentTypeError: it is neither.
+    """
+    if text != BEST and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor {BEST!r}")
+    return text if text == BEST else int(text)
+
+
 def step_directory(directory: Path, step: int) -> Path:
     """The directory of a step's checkpoint."""
     return directory / str(step)
@@ -76,6 +91,27 @@ def complete_steps(directory: Path) -> list[int]:
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if is_complete(path))
+
+
+def checkpoints_directory(path: Path) -> Path | None:
+    """The directory of step directories that `path`, a workdir or that directory, means; None: it holds none."""
+    return next((directory for directory in searched(path) if complete_steps(directory)), None)
+
+
+def searched(path: Path) -> tuple[Path, Path]:
+    """Where the step directories of `path` may lie."""
+    return path / "checkpoints", path
+
+
+def metric_values(directory: Path, name: str) -> dict[int, float | None]:
+    """The metric of each complete checkpoint; None: it was not measured, was not finite, or cannot be read."""
+    values = {}
+    for step in complete_steps(directory):
+        try:
+            values[step] = read_json(step_directory(directory, step), METADATA).get(METRICS, {}).get(name)
+        except UserError:
+            values[step] = None
+    return values
 
 
 def remove_checkpoint(path: Path) -> None:

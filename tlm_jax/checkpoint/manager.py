@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,20 +15,22 @@ import jax
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from tlm_jax.checkpoint import checksum, layout, restore, storage
+from tlm_jax.checkpoint import checksum, layout, restore, retention, storage
 from tlm_jax.checkpoint.layout import Metadata
 from tlm_jax.errors import EXIT_BAD_INPUT, UserError, raise_together
 
 __all__ = ["CheckpointManager", "Metadata"]
+
+Metrics = Mapping[str, float | None]
 
 
 class CheckpointManager:
     """Saves train states of one run, asynchronously, and deletes those no longer needed.
 
     Permanent checkpoints are made every `every_steps`, temporary ones every `every_seconds`. The newest `keep_last`
-    of all are kept, and of the older ones those that are permanent. At most one save is on its way at a time. A save
-    that fails or takes too long raises in the next call of `save`, `wait` or `close`, and leaves the checkpoints
-    before it as they were.
+    of all are kept, and of the older ones those that are permanent and the `keep_best` lowest in `best_metric`. At most
+    one save is on its way at a time. A save that fails or takes too long raises in the next call of `save`, `wait` or
+    `close`, and leaves the checkpoints before it as they were.
 
     With several processes each one makes the same calls; the directory is shared by all.
 
@@ -40,6 +42,8 @@ class CheckpointManager:
       keep_last: how many of the newest checkpoints are kept.
       timeout_seconds: a save that takes longer is a failure.
       metadata: stored in each checkpoint.
+      best_metric: one of `retention.METRICS`.
+      keep_best: how many of the best are kept.
 
     Raises:
       UserError: a setting out of range, or the directory cannot be made or written.
@@ -54,15 +58,20 @@ class CheckpointManager:
         keep_last: int,
         timeout_seconds: float,
         metadata: Metadata,
+        best_metric: str = retention.METRICS[0],
+        keep_best: int = 0,
     ) -> None:
-        raise_together(check_checkpoint_keys(every_steps, every_seconds, keep_last, timeout_seconds))
+        raise_together(
+            check_checkpoint_keys(every_steps, every_seconds, keep_last, timeout_seconds, best_metric, keep_best)
+        )
         self.directory = Path(directory).absolute()
         self._every_steps, self._every_seconds, self._keep_last = every_steps, every_seconds, keep_last
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._best_metric, self._keep_best = timeout_seconds, best_metric, keep_best
         self._metadata = metadata
         self._in_flight: _BackgroundSave | None = None
         self._last_save_time = time.monotonic()
         self._begun_step = -1
+        self._begun_value: float | None = None  # its best_metric
         if jax.process_index() == 0:
             self._prepare_directory()
         if jax.process_count() > 1:
@@ -112,7 +121,25 @@ class CheckpointManager:
         elapsed = time.monotonic() - self._last_save_time
         return 0 < self._every_seconds <= elapsed and self._in_flight is None
 
-    def save(self, step: int, state: dict[str, Any], data_state: dict[str, Any], *, force: bool = False) -> bool:
+    def due_by_metric(self, metrics: Metrics) -> bool:
+        """Whether a checkpoint with these metrics would be one of the best that are kept; the same on all processes."""
+        if not self._keep_best:
+            return False
+        values = layout.metric_values(self.directory, self._best_metric)
+        if self._begun_step >= 0:  # perhaps on its way
+            values[self._begun_step] = self._begun_value
+        value = metrics.get(self._best_metric)
+        return bool(_from_first_process(retention.is_among_best(value, values, self._keep_best)))
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        data_state: dict[str, Any],
+        *,
+        force: bool = False,
+        metrics: Metrics | None = None,
+    ) -> bool:
         """Begins to save, if it is time to; call it after every step.
 
         When it returns, the arrays have been copied and may be donated; the writing goes on in the background.
@@ -122,6 +149,7 @@ class CheckpointManager:
           state: the train state, a dictionary with "params" and at least one other key; each value a pytree of arrays.
           data_state: what the data loader needs to go on; JSON values.
           force: save whether or not it is time.
+          metrics: measured at this step, as `retention.storable` gives them.
 
         Returns:
           Whether a save of this step was begun; False too when its checkpoint exists already.
@@ -140,9 +168,11 @@ class CheckpointManager:
         if _from_first_process(layout.is_complete(path)):
             return False
         self._last_save_time, self._begun_step = time.monotonic(), step
+        self._begun_value = (metrics or {}).get(self._best_metric)
         items = restore.split_items(state)
         description = self._metadata.to_json() | {
             layout.PERMANENT: permanent,
+            layout.METRICS: dict(metrics or {}),
             layout.CHECKSUMS: checksum.checksums(restore.items_by_name(items)),
         }
         self._begin(step, path, items | {layout.DATA: data_state, layout.METADATA: description})
@@ -237,17 +267,23 @@ class CheckpointManager:
         )
 
     def _delete_superfluous(self) -> None:
-        """Deletes all but the newest and the permanent ones; runs after a checkpoint has become complete."""
+        """Deletes all but the newest, the permanent and the best ones, after a checkpoint has become complete."""
         if jax.process_index() != 0:
             return
-        for step in self.steps()[: -self._keep_last]:
-            path = layout.step_directory(self.directory, step)
+        steps, values, keep = self.steps(), {}, set()
+        for step in steps:
             try:
-                permanent = layout.read_json(path, layout.METADATA).get(layout.PERMANENT, True)
+                description = layout.read_json(layout.step_directory(self.directory, step), layout.METADATA)
             except UserError:
-                continue  # damaged: not ours to throw away
-            if not permanent:
-                layout.remove_checkpoint(path)
+                keep.add(step)  # damaged: not ours to throw away
+                continue
+            values[step] = description.get(layout.METRICS, {}).get(self._best_metric)
+            if description.get(layout.PERMANENT, True):
+                keep.add(step)
+        for step in retention.superfluous(
+            steps, keep_last=self._keep_last, keep=keep, values=values, keep_best=self._keep_best
+        ):
+            layout.remove_checkpoint(layout.step_directory(self.directory, step))
 
 
 class _BackgroundSave:
@@ -304,17 +340,24 @@ def _from_first_process(value: Any) -> Any:
 
 
 def check_checkpoint_keys(
-    every_steps: int, every_seconds: float, keep_last: int, timeout_seconds: float
+    every_steps: int,
+    every_seconds: float,
+    keep_last: int,
+    timeout_seconds: float,
+    best_metric: str = retention.METRICS[0],
+    keep_best: int = 0,
 ) -> list[UserError]:
     """The problems of `config.checkpoint`."""
     rules = {
-        "checkpoint.every_steps": (every_steps, every_steps >= 0, "0 or more"),
-        "checkpoint.every_seconds": (every_seconds, every_seconds >= 0, "0 or more"),
-        "checkpoint.keep_last": (keep_last, keep_last >= 1, "1 or more"),
-        "checkpoint.timeout_seconds": (timeout_seconds, timeout_seconds > 0, "more than 0"),
+        "every_steps": (every_steps, every_steps >= 0, "0 or more"),
+        "every_seconds": (every_seconds, every_seconds >= 0, "0 or more"),
+        "keep_last": (keep_last, keep_last >= 1, "1 or more"),
+        "timeout_seconds": (timeout_seconds, timeout_seconds > 0, "more than 0"),
+        "best_metric": (repr(best_metric), best_metric in retention.METRICS, ", ".join(retention.METRICS)),
+        "keep_best": (keep_best, keep_best >= 0, "0 or more"),
     }
     return [
-        UserError(f"{value} is out of range", where=f"config.{key}", mend=f"it takes {wanted}")
+        UserError(f"{value} is out of range", where=f"config.checkpoint.{key}", mend=f"it takes {wanted}")
         for key, (value, fits, wanted) in rules.items()
         if not fits
     ]

@@ -9,19 +9,20 @@ from typing import Any, TypeVar
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from tlm_jax.checkpoint import agreement, checksum, layout, regroup, storage
+from tlm_jax.checkpoint import agreement, checksum, layout, regroup, retention, storage
 from tlm_jax.checkpoint.layout import Metadata
+from tlm_jax.config import from_json
 from tlm_jax.errors import UserError
 
 T = TypeVar("T")
 
 
-def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
+def find_checkpoint(path: str | Path, step: int | str | None = None) -> Path:
     """Finds the step directory that `path` means.
 
     Args:
       path: a workdir, its `checkpoints` folder, or a step directory.
-      step: which step; the latest complete one by default.
+      step: which step; the latest complete one by default; `layout.BEST`: the one with the lowest metric.
 
     Returns:
       The directory of a complete checkpoint.
@@ -29,26 +30,54 @@ def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
     Raises:
       UserError: there is none; says where it was looked for and which steps exist.
     """
+    if path == "":
+        raise UserError("the checkpoint's path is empty", mend="give a workdir or a checkpoint in one")
     path = Path(path).absolute()
     if layout.is_complete(path) and step in (None, int(path.name)):
         return path
-    looked = [path / "checkpoints", path]
-    for directory in looked:
+    directory = layout.checkpoints_directory(path)
+    if directory:
         steps = layout.complete_steps(directory)
-        if step in steps or (step is None and steps):
-            return layout.step_directory(directory, steps[-1] if step is None else step)
-        if steps:
-            raise UserError(
-                f"no complete checkpoint of step {step}",
-                where=str(directory),
-                mend=f"the complete ones are {', '.join(map(str, steps))}",
-            )
+        if step == layout.BEST:
+            return layout.step_directory(directory, best_step(directory))
+        if step is None or step in steps:
+            return layout.step_directory(directory, steps[-1] if step is None else int(step))
+        raise UserError(
+            f"no complete checkpoint of step {step}",
+            where=str(directory),
+            mend=f"the complete ones are {', '.join(map(str, steps))}",
+        )
     if not path.exists():
         raise UserError("no such directory", where=str(path), mend="give a workdir or a checkpoint in one")
+    looked = layout.searched(path)
     raise UserError(
         f"no complete checkpoint: looked for <step> directories in {' and '.join(map(str, looked))}",
         where=str(path),
         mend="give a workdir, its checkpoints folder, or a step directory in it",
+    )
+
+
+def best_metric(directory: Path) -> str:
+    """The metric that tells the best of `directory`'s checkpoints: what the newest one's config says."""
+    path = layout.step_directory(directory, layout.complete_steps(directory)[-1])
+    saved = layout.read_step_metadata(path).config
+    return str(from_json(saved, where=f"{path}: config").checkpoint.best_metric)
+
+
+def best_step(directory: Path) -> int:
+    """The step with the lowest `best_metric`, of equals the earliest.
+
+    Raises:
+      UserError: no complete checkpoint has been measured.
+    """
+    metric = best_metric(directory)
+    best = retention.best(layout.metric_values(directory, metric), 1)
+    if best:
+        return best[0]
+    raise UserError(
+        f"no checkpoint has a finite {metric}",
+        where=str(directory),
+        mend="one is stored where a save and a validation meet, as with checkpoint.keep_best; give a step instead",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from tlm_jax.checkpoint.layout import step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
     )
-    parser.add_argument("--step", type=int, help="which step (default: the latest)")
+    parser.add_argument(
+        "--step", type=step_argument, metavar="N", help='which step, or "best" by validation (default: the latest)'
+    )
     parser.add_argument(
         "--data",
         nargs="+",
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the token store of the run)",
     )
     parser.add_argument("--text-field", default="text", help="the key or column of a document's text")
-    parser.add_argument("--batch-size", type=int, default=0, metavar="N", help="windows at a time (default: the run's)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="windows at a time (default: the run's)")
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
         "--baselines",
@@ -120,10 +123,12 @@ def _same_tokenizer(store: TokenStore, source: Checkpointed) -> TokenStore:
     return store
 
 
-def _batch_size(requested: int, source: Checkpointed) -> int:
+def _batch_size(requested: int | None, source: Checkpointed) -> int:
     """The batch size: as requested, or the run's, raised to a multiple of the devices."""
     devices = jax.device_count()
-    if requested < 0:
+    if requested is None:
+        return -(-validation_batch_size(source.config) // devices) * devices
+    if requested < 1:
         raise UserError(f"must be at least 1, not {requested}", where="--batch-size")
     if requested % devices:
         raise UserError(
@@ -131,7 +136,7 @@ def _batch_size(requested: int, source: Checkpointed) -> int:
             where="--batch-size",
             mend=f"use a multiple of {devices}",
         )
-    return requested or -(-validation_batch_size(source.config) // devices) * devices
+    return requested
 
 
 def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from tlm_jax.checkpoint.layout import step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
@@ -28,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", required=True, metavar="DIR", help="a workdir, its checkpoints folder, or one step's directory"
     )
-    parser.add_argument("--step", type=int, help="which step (default: the latest)")
+    parser.add_argument(
+        "--step", type=step_argument, metavar="N", help='which step, or "best" by validation (default: the latest)'
+    )
     parser.add_argument(
         "--prompt",
         action="append",

@@ -45,14 +45,14 @@ class Checkpointed:
         return int(self.path.name)
 
 
-def read_checkpoint(checkpoint: str | Path, step: int | None = None, dtype: str | None = None) -> Checkpointed:
+def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype: str | None = None) -> Checkpointed:
     """Reads everything but the arrays.
 
     The attention kernel is chosen for the devices at hand, whatever the run was trained with.
 
     Args:
       checkpoint: a workdir, its `checkpoints` folder, or a step's directory.
-      step: which step; the latest by default.
+      step: which step, or "best" by validation; the latest by default.
       dtype: one of `DTYPES` to compute in; by default the run's choice, where "auto" goes by the devices at hand.
 
     Raises:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from tlm_jax import config as configs
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
+from tlm_jax.checkpoint.retention import storable
 from tlm_jax.data.loader import Batch, TrainLoader, check_identity, train_loader, validation_batches
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 from tlm_jax.model.functional import Parameters
@@ -106,13 +107,16 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
                 every = config.validation.every_steps
                 validating = last or (bool(every) and step % every == 0 and not stopping)
                 saving = last or stopping or bool(requests[SAVE]) or checkpoints.due_by_step(step)
+                measured: dict[str, float | None] = {}
                 if validating or saving:
-                    validate = partial(_validate, setup, eval_step, state["params"]) if validating else None
+                    validate = cache(partial(_validate, setup, eval_step, state["params"])) if validating else None
                     # The record of a step is written before its checkpoint can be.
                     recorder.read(pending, validate)
                     pending = None
-                if saving:
-                    checkpoints.save(step, state, loader.identity | {"next_window": loader.next_index}, force=True)
+                    measured = storable(validate()) if validate else {}
+                if saving or checkpoints.due_by_metric(measured):
+                    data_state = loader.identity | {"next_window": loader.next_index}
+                    checkpoints.save(step, state, data_state, force=True, metrics=measured)
                 if validating or saving:
                     meter.pause()
                 if stopping:
@@ -140,6 +144,8 @@ def _checkpoints(setup: Setup, workdir: Path) -> CheckpointManager:
         every_steps=keys.every_steps,
         every_seconds=keys.every_seconds,
         keep_last=keys.keep_last,
+        best_metric=keys.best_metric,
+        keep_best=keys.keep_best,
         timeout_seconds=keys.timeout_seconds,
         metadata=metadata,
     )

@@ -76,6 +76,9 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         room, name = key.split(".")
         if config[room][name] < least:
             problems.append(UserError(f"must be at least {least}, not {config[room][name]}", where=f"config.{key}"))
+    if config.checkpoint.keep_best > 0 and not config.validation.every_steps:
+        where, mend = "config.checkpoint.keep_best", "set config.validation.every_steps"
+        problems.append(UserError("a run that is validated only at its end has no best", where=where, mend=mend))
     if not 0 <= config.seed < 2**32:
         problems.append(UserError(f"must be from 0 to 2^32 - 1, not {config.seed}", where="config.seed"))
     return problems

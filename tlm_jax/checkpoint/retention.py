@@ -1,0 +1,50 @@
+"""Which checkpoints are the best, and which ones stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+# What of a validation is stored with a checkpoint, and can be the measure of the best: the lowest.
+METRICS = ("validation/loss", "validation/perplexity", "validation/bits_per_byte")
+
+
+def storable(validation: Mapping[str, float | int]) -> dict[str, float | None]:
+    """A validation's numbers by their names in `METRICS`; None: not finite, which JSON cannot say and never is best."""
+    values = {name: float(validation[name.removeprefix("validation/")]) for name in METRICS}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def best(values: Mapping[int, float | None], count: int) -> list[int]:
+    """The steps of the `count` lowest values, the lowest first; of equals the earlier; never one without a value."""
+    measured = [(value, step) for step, value in values.items() if value is not None]
+    return [step for _, step in sorted(measured)[:count]]
+
+
+def is_among_best(value: float | None, others: Mapping[int, float | None], count: int) -> bool:
+    """Whether a new value belongs to the `count` lowest; one that equals the worst of them does not."""
+    if value is None or not count:
+        return False
+    measured = sorted(other for other in others.values() if other is not None)
+    return len(measured) < count or value < measured[count - 1]
+
+
+def superfluous(
+    steps: Sequence[int],
+    *,
+    keep_last: int,
+    keep: Collection[int] = (),
+    values: Mapping[int, float | None] | None = None,
+    keep_best: int = 0,
+) -> list[int]:
+    """The steps that need not stay.
+
+    Args:
+      steps: all complete ones, ascending.
+      keep_last: how many of the newest stay, at least 1.
+      keep: others that stay.
+      values: the metric of each step, where it has one.
+      keep_best: how many of the best by it stay.
+    """
+    stay = {*steps[-keep_last:], *keep, *best(values or {}, keep_best)}
+    return [step for step in steps if step not in stay]
