@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from tlm_jax.data.store import Borders
 from tlm_jax.errors import UserError
 from tlm_jax.evaluate import baselines
 
@@ -29,6 +30,8 @@ class FakeSplit:
 
 
 class FakeStore:
+    borders = Borders(BOS, start_is_target=False)
+
     def __init__(self, train, validation, num_bytes):
         self._splits = {"train": FakeSplit(train, 1), "validation": FakeSplit(validation, num_bytes)}
 

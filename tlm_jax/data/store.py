@@ -6,6 +6,10 @@
     STORE/<split>/00000.offsets      little-endian uint64: where each document of the shard ends, in tokens
 
 A shard holds whole documents. Splits are "train" and "validation".
+
+An adopted store (`tlm adopt`) has no `.tokens` files: its shards name files of another program, read where they lie,
+and documents may go on from one shard to the next. Its documents do not begin and end with ids of their own; `Borders`
+says how they are told apart.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +33,23 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 OFFSET_DTYPE = np.dtype("<u8")
-TOKEN_DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+# uint16 and uint32 are what `tlm prepare` writes.
+TOKEN_DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"), "int32": np.dtype("<i4")}
 _PREPARE_AGAIN = "run `tlm prepare` again with another --output"
+_ADOPT_AGAIN = "put the file back as it was, or run `tlm adopt` again with another --output"
+
+
+@dataclass(frozen=True)
+class Borders:
+    """How the documents of a split are told apart.
+
+    Attributes:
+      start_id: the id that every document begins with (the first one may lack it); None: the offsets say where.
+      start_is_target: whether a document's first id is predicted, as the end of the document before.
+    """
+
+    start_id: int | None
+    start_is_target: bool
 
 
 class Split:
@@ -49,16 +69,32 @@ class Split:
         self._dtype = dtype
         self._starts = np.cumsum([0] + [shard["tokens"] for shard in self._shards])
         self._maps: dict[int, np.ndarray] = {}
+        self._offset_maps: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}  # loader processes map the shards themselves
+        state = {**self.__dict__, "_maps": {}, "_offset_maps": {}}  # loader processes map the shards themselves
+        state.pop("documents", None)
+        return state
 
     def _shard(self, number: int) -> np.ndarray:
         if number not in self._maps:
-            path = self._directory / f"{self._shards[number]['name']}.tokens"
+            shard = self._shards[number]
             # A view without np.memmap's subclass, whose slices cost a microsecond more each.
-            self._maps[number] = np.memmap(path, self._dtype, mode="r").view(np.ndarray)
+            self._maps[number] = np.memmap(
+                self._directory / tokens_file(shard), self._dtype, "r", shard.get("offset", 0), shard["tokens"]
+            ).view(np.ndarray)
         return self._maps[number]
+
+    def _ends(self, number: int) -> np.ndarray:
+        """Where the documents that end in a shard do so, in its tokens."""
+        if number not in self._offset_maps:
+            shard = self._shards[number]
+            empty = np.empty(0, OFFSET_DTYPE)  # which cannot be mapped
+            path = self._directory / f"{shard['name']}.offsets"
+            self._offset_maps[number] = (
+                np.memmap(path, OFFSET_DTYPE, "r").view(np.ndarray) if shard["documents"] else empty
+            )
+        return self._offset_maps[number]
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop), uint16 or uint32 [stop - start]; read-only where one shard holds them all.
@@ -81,11 +117,20 @@ class Split:
     @functools.cached_property
     def documents(self) -> np.ndarray:
         """int64 [num_documents + 1]: document d is tokens [documents[d], documents[d + 1])."""
-        ends = [
-            np.fromfile(self._directory / f"{shard['name']}.offsets", OFFSET_DTYPE).astype(np.int64) + start
-            for shard, start in zip(self._shards, self._starts, strict=False)
-        ]
+        ends = [self._ends(number).astype(np.int64) + self._starts[number] for number in range(len(self._shards))]
         return np.concatenate([np.zeros(1, np.int64), *ends])
+
+    def document_starts(self, start: int, stop: int) -> np.ndarray:
+        """Returns which of the tokens [start, stop) begin a document, int64, found by bisection of the offsets."""
+        found = [np.zeros(1 if start == 0 < stop else 0, np.int64)]
+        # A document that ends with a shard is followed by one that begins in the next.
+        number = max(int(np.searchsorted(self._starts, start, side="left")) - 1, 0)
+        while number < len(self._shards) and self._starts[number] < stop:
+            ends, origin = self._ends(number), int(self._starts[number])
+            first, last = np.searchsorted(ends, np.array([max(start - origin, 0), stop - origin], OFFSET_DTYPE))
+            found.append(ends[first:last].astype(np.int64) + origin)
+            number += 1
+        return np.unique(np.concatenate(found))
 
 
 class TokenStore:
@@ -126,19 +171,24 @@ class TokenStore:
                 store.split(name)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError("the manifest cannot be read", where=str(file), mend=_PREPARE_AGAIN) from error
+        mend = _ADOPT_AGAIN if "adopted" in store.manifest else _PREPARE_AGAIN
         for shard_file, size, checksum in files:
-            _check_file(path / shard_file, size, checksum if verify else None)
+            _check_file(path / shard_file, size, checksum if verify else None, mend)
         if verify:
             store.tokenizer()
         return store
 
     def files(self) -> Iterable[tuple[str, int, str]]:
-        """Yields (name, size in bytes, sha256) of every shard file."""
+        """Returns (name, size in bytes, sha256) of every shard file, each once."""
         itemsize = TOKEN_DTYPES[self.manifest["dtype"]].itemsize
+        found: dict[tuple[str, int, str], None] = {}
         for split in self.manifest["splits"].values():
             for shard in split["shards"]:
-                yield f"{shard['name']}.tokens", shard["tokens"] * itemsize, shard["tokens_sha256"]
-                yield f"{shard['name']}.offsets", shard["documents"] * OFFSET_DTYPE.itemsize, shard["offsets_sha256"]
+                size = shard.get("size", shard["tokens"] * itemsize)
+                found[tokens_file(shard), size, shard["tokens_sha256"]] = None
+                size = shard["documents"] * OFFSET_DTYPE.itemsize
+                found[f"{shard['name']}.offsets", size, shard["offsets_sha256"]] = None
+        return found
 
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer that made the store.
@@ -169,9 +219,17 @@ class TokenStore:
         return {name: Split(self.path, entry, dtype) for name, entry in self.manifest["splits"].items()}
 
     @property
+    def borders(self) -> Borders:
+        """How documents are told apart."""
+        if "adopted" in self.manifest:
+            separator = self.manifest["adopted"]["separator"]
+            return Borders(separator, start_is_target=separator is not None)
+        return borders_of(self.tokenizer())
+
+    @property
     def fingerprint(self) -> str:
         """The sha256 (hex) of tokenizer, tokens and document borders of both splits, wherever the store lies."""
-        identity = [
+        identity: list[Any] = [
             FORMAT_VERSION,
             self.manifest["tokenizer"]["hash"],
             {
@@ -179,11 +237,13 @@ class TokenStore:
                 for name, split in sorted(self.manifest["splits"].items())
             },
         ]
+        if "adopted" in self.manifest:  # where a file that two splits share is cut, and what separates documents
+            shards = [shard for _, split in sorted(self.manifest["splits"].items()) for shard in split["shards"]]
+            identity += [self.manifest["adopted"]["separator"], [(s["offset"], s["tokens"]) for s in shards]]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def _check_file(path: Path, size: int, checksum: str | None) -> None:
-    mend = _PREPARE_AGAIN
+def _check_file(path: Path, size: int, checksum: str | None, mend: str) -> None:
     if not path.is_file():
         raise UserError("the shard is missing", where=str(path), mend=mend)
     actual = path.stat().st_size
@@ -215,6 +275,11 @@ class MemorySplit:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns tokens [start, stop), int32."""
         return self._tokens[start:stop]
+
+    def document_starts(self, start: int, stop: int) -> np.ndarray:
+        """Returns which of the tokens [start, stop) begin a document, int64."""
+        starts = self.documents[:-1]
+        return starts[(start <= starts) & (starts < stop)]
 
 
 class MemoryStore:
@@ -251,6 +316,11 @@ class MemoryStore:
         return self._split
 
     @property
+    def borders(self) -> Borders:
+        """How documents are told apart."""
+        return borders_of(self._tokenizer)
+
+    @property
     def fingerprint(self) -> str:
         """The sha256 (hex) of tokenizer and tokens."""
         tokens = self._split.read(0, self._split.num_tokens)
@@ -264,14 +334,41 @@ def split_texts(split: Split | MemorySplit, tokenizer: Tokenizer) -> Iterator[st
 
 
 def document_tokens(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns a document as a store holds it: begin, text, end; int32 [num_tokens + 2]."""
+    """Returns a document as a store holds it, int32: begin, text, end.
+
+    Where one id is both begin and end it stands between documents once, as the next one's begin: [begin, text].
+    """
     ids = tokenizer.encode_array(text)
-    return np.concatenate([[tokenizer.bos_id], ids, [tokenizer.eos_id]], dtype=np.int32)
+    end = [] if tokenizer.eos_id == tokenizer.bos_id else [tokenizer.eos_id]
+    return np.concatenate([[tokenizer.bos_id], ids, end]).astype(np.int32)
+
+
+def borders_of(tokenizer: Tokenizer) -> Borders:
+    """How documents that `document_tokens` made are told apart."""
+    return Borders(tokenizer.bos_id, start_is_target=tokenizer.bos_id == tokenizer.eos_id)
+
+
+def tokens_file(shard: dict[str, Any]) -> str:
+    """Where a shard's tokens lie, relative to the store; of an adopted store's, what its manifest says."""
+    return shard.get("file", f"{shard['name']}.tokens")
 
 
 def tokenizer_file(tokenizer: Tokenizer) -> str:
     """The name of the tokenizer's file in a store."""
     return "tokenizer.model" if tokenizer.kind == "sentencepiece" else "tokenizer.json"
+
+
+def tokenizer_entry(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of the tokenizer."""
+    return {
+        "kind": tokenizer.kind,
+        "hash": tokenizer.hash,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+        "file": tokenizer_file(tokenizer),
+    }
 
 
 def shard_name(split: str, number: int) -> str:

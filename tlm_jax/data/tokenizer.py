@@ -214,6 +214,8 @@ def tokenizer_from_bytes(kind: str, data: bytes, where: str = "tokenizer") -> To
     Raises:
       UserError: an unknown kind, or data that define no such tokenizer.
     """
+    from tlm_jax.data.adopted_tokenizer import adopted_tokenizer_from_bytes  # which is made of tokenizers itself
+
     if kind == SentencePieceTokenizer.kind:
         return SentencePieceTokenizer(data, where)
     if kind == ByteTokenizer.kind:
@@ -221,6 +223,8 @@ def tokenizer_from_bytes(kind: str, data: bytes, where: str = "tokenizer") -> To
         if data != tokenizer.to_bytes():
             raise UserError("not this version's byte tokenizer", where=where)
         return tokenizer
+    if adopted := adopted_tokenizer_from_bytes(kind, data, where):
+        return adopted
     raise UserError(f"unknown tokenizer kind {kind!r}", where=where)
 
 

@@ -1,8 +1,8 @@
 """Windows: fixed-length training examples cut from a split by arithmetic.
 
 T: sequence_length. N: tokens of the split. Window i is tokens[i*T : i*T + T + 1]: T inputs and, one step on, T
-targets. Every token but the first is the target of exactly one window, and the first is a document's start, which
-nothing predicts; the last window is padded.
+targets. Every token but the first, which nothing predicts, is the target of exactly one window; the last window is
+padded. What counts as a target, and where documents begin, is the store's to say (`Borders`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ class Windows:
     `windows[i]` is a dictionary:
       inputs [T] int32: ids; the padding id after the split's end.
       targets [T] int32: the id that follows each input.
-      mask [T] bool: which targets count: not padding, and not the start of the next document.
+      mask [T] bool: which targets count: not padding, and not the start of the next document, unless that also ends
+        the document before.
       segment_ids [T] int32: 1, 2, … by document within the window; 0 is padding.
       positions [T] int32: restart at 0 with each document, and with the window.
       bytes, int32 scalar: UTF-8 bytes of text that the counted targets stand for.
       window, int64 scalar: i.
 
-    Over all windows the counted targets are the split's tokens without document starts, and `bytes` sums to the
-    split's bytes. Documents' borders are found in the window itself, so there is no index array.
+    Over all windows the counted targets are the split's tokens without document starts (`packing` counts them), and
+    `bytes` sums to the bytes of the split, less the text of tokens that are no targets. Where an id begins documents,
+    they are found in the window itself; else by bisection of the offsets.
 
     Args:
       store: a `TokenStore` or `MemoryStore`.
@@ -49,7 +51,7 @@ class Windows:
             raise UserError(f"the split {split!r} holds no document", where=store.name)
         self.sequence_length = sequence_length
         tokenizer = store.tokenizer()
-        self._bos_id = tokenizer.bos_id
+        self._borders = store.borders
         self._token_bytes = tokenizer.token_bytes()
         self._arange_T = np.arange(sequence_length, dtype=np.int32)
         self._padding = {
@@ -71,15 +73,23 @@ class Windows:
         start = index * T
         tokens = self._split.read(start, min(start + T + 1, self._split.num_tokens)).astype(np.int32)
         inputs, targets = tokens[:-1], tokens[1:]
+        mask = np.ones(len(inputs), bool)
+        if self._borders.start_id is None:
+            starts = self._split.document_starts(start, start + len(tokens)) - start
+            mask[starts[starts > 0] - 1] = False
+            starts = starts[starts < len(inputs)]
+        else:
+            starts = np.flatnonzero(inputs == self._borders.start_id)
+            if not self._borders.start_is_target:
+                mask = targets != self._borders.start_id
         # Where the window's segments begin: at each document, and at 0 for what began before the window.
-        starts = np.flatnonzero(inputs == self._bos_id)
         if not len(starts) or starts[0]:
             starts = np.concatenate([[0], starts])
         lengths = np.diff(starts, append=len(inputs))
         window = {
             "inputs": inputs,
             "targets": targets,
-            "mask": targets != self._bos_id,
+            "mask": mask,
             "segment_ids": np.repeat(np.arange(1, len(starts) + 1, dtype=np.int32), lengths),
             "positions": self._arange_T[: len(inputs)] - np.repeat(starts.astype(np.int32), lengths),
         }
@@ -87,9 +97,10 @@ class Windows:
             window = {
                 key: np.concatenate([values, self._padding[key][len(inputs) :]]) for key, values in window.items()
             }
-        # Document starts and padding stand for no text, so the sum needs no mask.
+        # An id that begins documents stands for no text, so only the offsets' documents need the mask.
+        counted = targets if self._borders.start_id is not None else targets[mask]
         try:
-            num_bytes = self._token_bytes[targets].sum(dtype=np.int32)
+            num_bytes = self._token_bytes[counted].sum(dtype=np.int32)
         except IndexError:
             what = f"window {index} holds token {targets.max()}, beyond the tokenizer's vocabulary"
             raise UserError(what, where=self._name, mend="a shard is damaged: prepare the store again") from None

@@ -1,7 +1,7 @@
 """Reference points for held-out bits per byte: `gzip -9`, and a smoothed bigram model of the tokens.
 
 Both are measured on the text a model is evaluated on: the bigram model predicts the same tokens (each token of a
-document after its BOS, EOS included, from the token before), and both divide by the same UTF-8 bytes.
+document after its first, its end included, from the token before), and both divide by the same UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,23 @@ def smoothed_bigram_bits_per_byte(store: TokenStore, held_out: Split | MemorySpl
     The model is `KneserNeyBigram`; its discounts come from the training counts alone.
 
     Args:
-      store: a token store, whose documents are stored as BOS, tokens, EOS.
+      store: a token store; what begins its documents is predicted only where it also ends the one before.
       held_out: the split to predict, of the same tokenizer; by default the store's held-out split.
 
     Returns:
       Negative log2 probability summed over the held-out tokens, divided by the bytes of the held-out text.
 
     Raises:
-      UserError: a split is empty.
+      UserError: a split is empty, or documents have no begin of their own.
     """
     held_out = store.split("validation") if held_out is None else held_out
-    vocab_size, bos_id = store.tokenizer().vocab_size, store.tokenizer().bos_id
-    model = KneserNeyBigram.fit(*count_pairs(_chunks(store.split("train")), vocab_size, bos_id), vocab_size)
-    keys, counts = count_pairs(_chunks(held_out), vocab_size, bos_id)
+    vocab_size, borders = store.tokenizer().vocab_size, store.borders
+    if borders.start_id is None and store.split("train").num_documents > 1:
+        what = "the documents do not begin with an id of their own, so pairs across them cannot be told"
+        raise UserError(what, where=store.name, mend="leave out --baselines")
+    never = borders.start_id if borders.start_id is not None and not borders.start_is_target else -1
+    model = KneserNeyBigram.fit(*count_pairs(_chunks(store.split("train")), vocab_size, never), vocab_size)
+    keys, counts = count_pairs(_chunks(held_out), vocab_size, never)
     if not held_out.num_bytes or not counts.size:
         raise UserError("the held-out split is empty", where="bigram baseline")
     probabilities = model.probability(keys // vocab_size, keys % vocab_size)
@@ -68,13 +72,13 @@ def _chunks(split: Split | MemorySplit) -> Iterator[np.ndarray]:
         yield split.read(start, min(start + _CHUNK_TOKENS + 1, split.num_tokens))
 
 
-def count_pairs(chunks: Iterable[np.ndarray], vocab_size: int, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+def count_pairs(chunks: Iterable[np.ndarray], vocab_size: int, never: int) -> tuple[np.ndarray, np.ndarray]:
     """Counts pairs of neighbouring tokens within documents.
 
     Args:
       chunks: 1-D integer arrays of tokens; pairs across two chunks are not counted.
       vocab_size: V, greater than every token.
-      bos_id: the token that begins a document, which is therefore never predicted.
+      never: the token that begins a document and is therefore never predicted; -1: there is none.
 
     Returns:
       Sorted distinct keys `previous * V + next`, int64, and their counts, float64 (exact below 2**53).
@@ -83,7 +87,7 @@ def count_pairs(chunks: Iterable[np.ndarray], vocab_size: int, bos_id: int) -> t
     counts: np.ndarray = np.zeros(0)
     for chunk in chunks:
         tokens = np.asarray(chunk, np.int64)
-        inside = tokens[1:] != bos_id
+        inside = tokens[1:] != never
         new_keys, new_counts = np.unique((tokens[:-1] * vocab_size + tokens[1:])[inside], return_counts=True)
         keys, place = np.unique(np.concatenate([keys, new_keys]), return_inverse=True)
         counts = np.bincount(place, np.concatenate([counts, new_counts]), minlength=keys.size)

@@ -141,6 +141,9 @@ def _batch_size(requested: int | None, source: Checkpointed) -> int:
 
 def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[str, float]:
     held_out = store.split("validation")
+    if not held_out.num_bytes:
+        what = "the bytes of the text are not known"
+        raise UserError(what, where=store.name, mend="leave out --baselines, or adopt the store with its tokenizer")
     counted = store if isinstance(store, TokenStore) else _run_store(source)
     return {
         "gzip_bits_per_byte": gzip_bits_per_byte(split_texts(held_out, source.tokenizer)),

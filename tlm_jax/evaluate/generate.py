@@ -59,7 +59,7 @@ class Generator:
         self.batch_size, self._max_new_tokens = batch_size, max_new_tokens
         self._prompt_slots = -(-prompt_tokens // block) * block
         drawable_V = np.arange(model.profile.vocab_size) < tokenizer.vocab_size
-        drawable_V[[tokenizer.bos_id, tokenizer.pad_id]] = False
+        drawable_V[sorted({tokenizer.bos_id, tokenizer.pad_id} - {tokenizer.eos_id})] = False
         self._drawable_V = drawable_V
         self.prefill = jax.jit(self._prefill)
         self.decode = jax.jit(self._decode, donate_argnums=1)

@@ -27,7 +27,7 @@ def held_out_metrics(
     sequence_length: int,
     batch_size: int,
     on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, float | int]:
+) -> dict[str, float | int | None]:
     """Evaluates the split "validation", cut into windows of `sequence_length` as in training.
 
     Args:
@@ -37,8 +37,8 @@ def held_out_metrics(
       on_progress: called with the batches done and their number.
 
     Returns:
-      `loss` (nats per token), `perplexity`, `bits_per_byte`, `tokens`, `bytes`. Predicted are all tokens of a document
-      and its end; bytes are those of its text.
+      `loss` (nats per token), `perplexity`, `bits_per_byte` (None where bytes are not known), `tokens`, `bytes`.
+      Predicted are all tokens of a document and its end; bytes are those of its text.
 
     Raises:
       UserError: the split is empty.

@@ -180,7 +180,7 @@ def _requests(rows: int, stop: StopRequest, checkpoints: CheckpointManager) -> n
     return np.tile(wishes, (rows, 1))
 
 
-def _validate(setup: Setup, eval_step: EvalStep, params: Parameters) -> dict[str, float | int]:
+def _validate(setup: Setup, eval_step: EvalStep, params: Parameters) -> dict[str, float | int | None]:
     config = setup.config
     batches = validation_batches(
         setup.store,

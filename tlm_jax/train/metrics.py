@@ -81,7 +81,7 @@ def make_record(step: int, values: dict[str, Any], meter: Meter, *, with_norms: 
         "step": step,
         "tokens": positions,
         "loss": loss_sum / max(tokens, 1),
-        "bits_per_byte": loss_sum / math.log(2) / max(num_bytes, 1),
+        "bits_per_byte": loss_sum / math.log(2) / num_bytes if num_bytes else None,  # None: no tokenizer knows them
         "targets": tokens,
         "learning_rate": float(values["learning_rate"]),
         "gradient_norm": float(values["gradient_norm"]),

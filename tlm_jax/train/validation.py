@@ -24,12 +24,12 @@ def evaluate(
     batches: Iterable[Mapping[str, np.ndarray]],
     mesh: Mesh,
     on_batch: Callable[[int], None] = lambda done: None,
-) -> dict[str, float | int]:
+) -> dict[str, float | int | None]:
     """Runs `eval_step` over all batches.
 
     The sums are added in float64 and divided once, at the end: neither padding nor batch size changes the result.
-    `on_batch` is told the number of batches done. Returns `loss` (nats per token), `perplexity`, `bits_per_byte`,
-    `tokens`, `bytes`.
+    `on_batch` is told the number of batches done. Returns `loss` (nats per token), `perplexity`, `bits_per_byte` (None
+    where the text's bytes are not known), `tokens`, `bytes`.
     """
     sharding = batch_sharding(mesh)
     running: deque[dict[str, jax.Array]] = deque()
@@ -52,7 +52,7 @@ def evaluate(
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": sums["nats"] / math.log(2) / max(sums["bytes"], 1),
+        "bits_per_byte": sums["nats"] / math.log(2) / sums["bytes"] if sums["bytes"] else None,
         "tokens": int(sums["tokens"]),
         "bytes": int(sums["bytes"]),
     }

@@ -135,6 +135,11 @@ def _scalars(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
         yield prefix, float(value)
 
 
+def _bits(values: Record) -> list[str]:
+    """Bits per byte as a part of a line; nothing where the text's bytes are not known."""
+    return [] if values["bits_per_byte"] is None else [f"{values['bits_per_byte']:.4f} bits/byte"]
+
+
 class Terminal:
     """A progress bar on a terminal, one plain line a logged step elsewhere; silent on all hosts but the first."""
 
@@ -167,7 +172,7 @@ class Terminal:
     def write(self, record: Record) -> None:
         """Shows a logged record."""
         speed = record["tokens_per_second"]
-        parts = [f"loss {record['loss']:.4f}", f"{record['bits_per_byte']:.4f} bits/byte"]
+        parts = [f"loss {record['loss']:.4f}", *_bits(record)]
         if speed:
             parts += [f"{speed:,.0f} tokens/s", f"MFU {100 * record['mfu_causal']:.0f}%"]
         if record["skipped_steps"]:
@@ -178,10 +183,8 @@ class Terminal:
             self.say(f"step {record['step']:>{len(str(self._num_steps))}}/{self._num_steps} · " + " · ".join(parts))
         if "validation" in record:
             v = record["validation"]
-            self.say(
-                f"step {record['step']} · held out: loss {v['loss']:.4f} · perplexity {v['perplexity']:.2f} · "
-                f"{v['bits_per_byte']:.4f} bits/byte over {v['tokens']:,} tokens"
-            )
+            told = [f"loss {v['loss']:.4f}", f"perplexity {v['perplexity']:.2f}", *_bits(v)]
+            self.say(f"step {record['step']} · held out: {' · '.join(told)} over {v['tokens']:,} tokens")
 
     def close(self) -> None:
         """Takes the bar down."""

@@ -1,0 +1,96 @@
+"""`tlm inspect`: what token stores hold, and how they are packed into windows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tlm_jax.config import reject_overrides
+from tlm_jax.data.inspection import (
+    as_json,
+    bars,
+    document_lengths,
+    frequent_tokens,
+    samples,
+    shown_token,
+    summary,
+)
+from tlm_jax.data.packing import packing
+from tlm_jax.data.store import SPLITS, TokenStore
+from tlm_jax.errors import EXIT_COMPLETE, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `tlm inspect`."""
+    parser.add_argument("stores", nargs="+", metavar="STORE", help="token stores, prepared or adopted")
+    parser.add_argument("--split", choices=SPLITS, default="train", help="whose documents to look at (default: train)")
+    parser.add_argument("--sequence-length", type=int, default=1024, metavar="T", help="of the windows (default: 1024)")
+    parser.add_argument("--samples", type=int, default=3, metavar="N", help="documents to show (default: 3)")
+    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="frequent tokens to show (default: 16)")
+    parser.add_argument("--verify", action="store_true", help="also compare every file's checksum with the manifest's")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Describes the stores; 0 when they are what their manifests say."""
+    reject_overrides(overrides)
+    for name, value in (("--samples", args.samples), ("--tokens", args.tokens)):
+        if value < 0:
+            raise UserError(f"must be at least 0, not {value}", where=name)
+    if args.sequence_length < 1:
+        raise UserError(f"must be at least 1, not {args.sequence_length}", where="--sequence-length")
+    stores = [TokenStore.open(path, verify=args.verify) for path in args.stores]
+    if args.json:
+        print(json.dumps([_measure(store, args) for store in stores], indent=1, ensure_ascii=False))
+        return EXIT_COMPLETE
+    for number, store in enumerate(stores):
+        print("\n".join(([""] if number else []) + _describe(store, args)))
+    if args.verify:
+        print("every checksum is the manifest's", file=sys.stderr)
+    return EXIT_COMPLETE
+
+
+def _splits(store: TokenStore) -> list[str]:
+    """The splits that can be cut into windows."""
+    return [name for name in SPLITS if store.split(name).num_tokens > 1]
+
+
+def _measure(store: TokenStore, args: argparse.Namespace) -> dict[str, Any]:
+    found = as_json(store)
+    packed = {name: packing(store, name, args.sequence_length) for name in _splits(store)}
+    found["packing"] = {name: asdict(entry) | {"fill": entry.fill} for name, entry in packed.items()}
+    counted, frequent = frequent_tokens(store, args.split, args.tokens)
+    lengths = document_lengths(store, args.split)
+    found["inspected"] = {
+        "split": args.split,
+        "document_lengths": [{"least": low, "most": high, "documents": n} for low, high, n in lengths],
+        "tokens_counted": counted,
+        "frequent_tokens": [
+            {"id": i, "shown": shown_token(store.tokenizer(), i), "count": count} for i, count in frequent
+        ],
+        "samples": [{"document": i, "text": text} for i, text in samples(store, args.split, args.samples)],
+    }
+    return found
+
+
+def _describe(store: TokenStore, args: argparse.Namespace) -> list[str]:
+    lines = [store.name, *(f"  {line}" for line in summary(store))]
+    for name in _splits(store):
+        lines.append(f"  {name}: {packing(store, name, args.sequence_length).summary()}")
+    lengths = document_lengths(store, args.split)
+    if lengths:
+        lines += ["", f"  lengths of {args.split} documents, in tokens", *(f"    {line}" for line in bars(lengths))]
+    counted, frequent = frequent_tokens(store, args.split, args.tokens)
+    if frequent:
+        tokenizer = store.tokenizer()
+        lines += ["", f"  most frequent of {counted:,} {args.split} tokens"]
+        lines += [
+            f"    {i:>8}  {count:>12,}  {count / counted:>6.2%}  {shown_token(tokenizer, i)}" for i, count in frequent
+        ]
+    for document, text in samples(store, args.split, args.samples):
+        lines += ["", f"  {args.split} document {document:,}", *(f"    {line}" for line in text.splitlines())]
+    return lines
