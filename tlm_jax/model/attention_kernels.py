@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from tlm_jax.errors import UserError
+from tlm_jax.model.blocked_attention import MASK_VALUE, blocked
 from tlm_jax.parallel.mesh import BATCH_AXES
-
-MASK_VALUE = float(np.finfo(np.float32).min) / 2
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
 
@@ -153,6 +151,7 @@ KERNELS = (
     Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, cudnn),
     # jax 0.12 deprecates this kernel without another that takes segment ids.
     Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, pallas_gpu),
+    Kernel("blocked", frozenset({"cpu"}), frozenset({"segments", "gqa", "float32"}), 1, True, blocked),
     Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa", "float32"}), 1, True, reference),
 )
 

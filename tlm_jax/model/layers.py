@@ -44,7 +44,9 @@ def parameter(
     if deviation == 0:
         return nnx.Param(jnp.ones(shape, jnp.float32), logical_axes=axes)
     words = jax.random.bits(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, jnp.uint32)
-    total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
+    total = jnp.zeros(shape, jnp.uint32)
+    for shift in (0, 8, 16, 24):
+        total += (words >> shift) & 0xFF
     centred = total.astype(jnp.int32).astype(jnp.float32) - BYTES_MEAN
     return nnx.Param(centred * (deviation / BYTES_DEVIATION), logical_axes=axes)
 

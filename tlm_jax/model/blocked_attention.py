@@ -1,0 +1,111 @@
+"""Causal self-attention for CPUs, in blocks of queries, its backward pass computing the weights again.
+
+B batch, G key/value heads, N = B · G, R query heads of a key/value head, T time, S keys up to a block's end, M queries
+of a block, P = R · M, K head_dim.
+
+What a CPU pays for in attention is memory: touching B·H·T·T logits costs more than making them. A block sees the keys
+up to its end only, so that almost half of the square is never computed, and no logits or weights are kept for the
+backward pass (Dao et al. 2022, arXiv 2205.14135, without the tiles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+MASK_VALUE = float(np.finfo(np.float32).min) / 2
+
+# Few queries make small products, many compute masked logits; each block is compiled on its own, so they are few.
+BLOCK, MOST_BLOCKS = 128, 8
+
+Residuals = tuple[jax.Array, jax.Array, jax.Array, "jax.Array | None", jax.Array, jax.Array]
+
+
+def _blocks(T: int) -> Iterator[tuple[int, int]]:
+    size = max(BLOCK, -(-T // MOST_BLOCKS))
+    return ((start, min(start + size, T)) for start in range(0, T, size))
+
+
+def _logits(q_NRMK: jax.Array, k_NSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    """float32 masked logits [N, R, M, S] of the last M of S positions."""
+    (N, R, M, K), S = q_NRMK.shape, k_NSK.shape[1]
+    logits_NPS = jnp.einsum("NPK,NSK->NPS", q_NRMK.reshape(N, R * M, K), k_NSK, preferred_element_type=jnp.float32)
+    mask_BMS = (jnp.arange(S - M, S)[:, None] >= jnp.arange(S))[None]
+    if segment_ids_BT is not None:
+        mask_BMS = mask_BMS & (segment_ids_BT[:, S - M : S, None] == segment_ids_BT[:, None, :S])
+    B = mask_BMS.shape[0]
+    logits = jnp.where(mask_BMS[:, None, None], logits_NPS.reshape(B, N // B, R, M, S), MASK_VALUE)
+    return logits.reshape(N, R, M, S)
+
+
+def _grouped(q_BHTK: jax.Array, k_BGTK: jax.Array, v_BGTK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries [N, R, T, K], keys and values [N, T, K]: XLA's CPU backend is slower with more batch axes."""
+    (B, H, T, K), G = q_BHTK.shape, k_BGTK.shape[1]
+    return q_BHTK.reshape(B * G, H // G, T, K), k_BGTK.reshape(B * G, T, K), v_BGTK.reshape(B * G, T, K)
+
+
+@jax.custom_vjp
+def blocked(q_BHTK: jax.Array, k_BGTK: jax.Array, v_BGTK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+    """Attention by blocks of queries; arguments and result as `attention_kernels.Kernel.function`.
+
+    Logits and softmax are float32. It has a first derivative only, in reverse mode; `reference` has all.
+    """
+    return _forward(q_BHTK, k_BGTK, v_BGTK, segment_ids_BT)[0]
+
+
+def _forward(
+    q_BHTK: jax.Array, k_BGTK: jax.Array, v_BGTK: jax.Array, segment_ids_BT: jax.Array | None
+) -> tuple[jax.Array, Residuals]:
+    q_NRTK, k_NTK, v_NTK = _grouped(q_BHTK, k_BGTK, v_BGTK)
+    N, R, T, K = q_NRTK.shape
+    outputs, sums = [], []
+    for start, end in _blocks(T):
+        logits_NRMS = _logits(q_NRTK[:, :, start:end], k_NTK[:, :end], segment_ids_BT)
+        most_NRM1 = jnp.max(logits_NRMS, axis=-1, keepdims=True)
+        weights_NRMS = jnp.exp(logits_NRMS - most_NRM1)
+        sum_NRM1 = jnp.sum(weights_NRMS, axis=-1, keepdims=True)
+        weights_NPS = weights_NRMS.astype(v_NTK.dtype).reshape(N, -1, end)
+        y_NPK = jnp.einsum("NPS,NSK->NPK", weights_NPS, v_NTK[:, :end], preferred_element_type=jnp.float32)
+        outputs.append((y_NPK.reshape(N, R, -1, K) / sum_NRM1).astype(v_NTK.dtype))
+        sums.append(most_NRM1 + jnp.log(sum_NRM1))
+    y_BHTK = checkpoint_name(jnp.concatenate(outputs, axis=2).reshape(q_BHTK.shape), "attention_context")
+    lse_NRT1 = checkpoint_name(jnp.concatenate(sums, axis=2), "attention_context")
+    return y_BHTK, (q_BHTK, k_BGTK, v_BGTK, segment_ids_BT, y_BHTK, lse_NRT1)
+
+
+def _backward(residuals: Residuals, d_y_BHTK: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q_BHTK, k_BGTK, v_BGTK, segment_ids_BT, y_BHTK, lse_NRT1 = residuals
+    q_NRTK, k_NTK, v_NTK = _grouped(q_BHTK, k_BGTK, v_BGTK)
+    N, R, T, K = q_NRTK.shape
+    dtype = q_NRTK.dtype
+    d_y_NRTK = d_y_BHTK.reshape(q_NRTK.shape)
+    # The softmax's backward pass subtracts sum(weights · d_weights) = sum(y · d_y).
+    mean_NRT1 = jnp.sum((y_BHTK.astype(jnp.float32) * d_y_BHTK).reshape(N, R, T, K), axis=-1, keepdims=True)
+    d_q = []
+    d_k_NTK = d_v_NTK = jnp.zeros(k_NTK.shape, jnp.float32)
+    for start, end in _blocks(T):
+        at, M = slice(start, end), end - start
+        q_NPK, d_y_NPK = (x[:, :, at].reshape(N, R * M, K) for x in (q_NRTK, d_y_NRTK))
+        logits_NRMS = _logits(q_NRTK[:, :, at], k_NTK[:, :end], segment_ids_BT)
+        weights_NPS = jnp.exp(logits_NRMS - lse_NRT1[:, :, at]).reshape(N, R * M, end)
+        d_weights_NPS = jnp.einsum("NPK,NSK->NPS", d_y_NPK, v_NTK[:, :end], preferred_element_type=jnp.float32)
+        d_logits_NPS = (weights_NPS * (d_weights_NPS - mean_NRT1[:, :, at].reshape(N, R * M, 1))).astype(dtype)
+        d_q.append(jnp.einsum("NPS,NSK->NPK", d_logits_NPS, k_NTK[:, :end]).reshape(N, R, M, K))
+        d_k, d_v = (
+            jnp.einsum("NPS,NPK->NSK", a, b, preferred_element_type=jnp.float32)
+            for a, b in ((d_logits_NPS, q_NPK), (weights_NPS.astype(dtype), d_y_NPK))
+        )
+        d_k_NTK, d_v_NTK = d_k_NTK.at[:, :end].add(d_k), d_v_NTK.at[:, :end].add(d_v)
+    return (
+        jnp.concatenate(d_q, axis=2).reshape(q_BHTK.shape),
+        d_k_NTK.astype(dtype).reshape(k_BGTK.shape),
+        d_v_NTK.astype(dtype).reshape(v_BGTK.shape),
+        None,
+    )
+
+
+blocked.defvjp(_forward, _backward)
