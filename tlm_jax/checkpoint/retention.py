@@ -9,10 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 METRICS = ("validation/loss", "validation/perplexity", "validation/bits_per_byte")
 
 
-def storable(validation: Mapping[str, float | int]) -> dict[str, float | None]:
-    """A validation's numbers by their names in `METRICS`; None: not finite, which JSON cannot say and never is best."""
-    values = {name: float(validation[name.removeprefix("validation/")]) for name in METRICS}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def storable(validation: Mapping[str, float | int | None]) -> dict[str, float | None]:
+    """A validation's numbers by their names in `METRICS`.
+
+    None: not known, or not finite, which JSON cannot say; never the best.
+    """
+    values = {name: validation[name.removeprefix("validation/")] for name in METRICS}
+    return {n: None if value is None or not math.isfinite(value) else float(value) for n, value in values.items()}
 
 
 def best(values: Mapping[int, float | None], count: int) -> list[int]:
