@@ -18,7 +18,8 @@ from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import to_global
 from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import batch_sharding
-from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
+from tlm_jax.train.optimizer import build_optimizer
+from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import abstract_state, init_state
 from tlm_jax.train.step import MODEL_KEYS, make_train_step
 
@@ -74,12 +75,12 @@ def build(config: ConfigDict, mesh_sizes: tuple[int, int] = (1, 1)):
     sizes = {"data": mesh_sizes[0], "fsdp": mesh_sizes[1], "expert": 1, "tensor": 1}
     mesh = make_mesh(sizes, jax.devices()[: mesh_sizes[0] * mesh_sizes[1]])
     model = FunctionalDecoder(profile_from_config(config), settings_from_config(config))
-    optimizer = build_optimizer(config.train)
+    optimizer = build_optimizer(config)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
         state = init_state(model, optimizer, abstract, config.seed)
         step = make_train_step(
-            model, optimizer, learning_rate_schedule(config.train), config.train.gradient_accumulation, abstract
+            model, optimizer, learning_rate_schedule(config), config.train.gradient_accumulation, abstract
         )
     return model, mesh, state, step
 

@@ -217,14 +217,14 @@ def _greet(setup: Setup, terminal: Terminal, start_step: int, peak: float, peak_
     widths = [layer.d_ff for layer in profile.layers]
     axes = " × ".join(f"{name} {size}" for name, size in setup.mesh.shape.items() if size > 1) or "1 device"
     tokens = config.train.num_steps * config.train.global_batch_size * config.data.sequence_length
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, setup.abstract["params"])
-    whole = replicated_bytes(setup.abstract["params"], shardings)
+    kept = {key: setup.abstract[key] for key in ("params", "optimizer")}
+    whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
         f"{config.name}: {profile.parameters:,} parameters in {len(widths)} layers, d_ff {widths[0]} … {widths[-1]}, "
         f"{config.train.optimizer}, {tokens:,} tokens · {axes} · {setup.model.settings.compute_dtype} compute"
     )
     terminal.say(
         f"peak {peak / 1e12:.3f} TFLOP/s a device ({peak_source})"
-        + (f" · {whole / 2**20:.1f} MiB of parameters replicated on every device" if whole else "")
+        + (f" · {whole / 2**20:.1f} MiB of parameters and optimizer state replicated on every device" if whole else "")
         + (f" · resuming at step {start_step}" if start_step else "")
     )

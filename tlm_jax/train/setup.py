@@ -23,7 +23,8 @@ from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import ModelSettings, settings_from_config
 from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
-from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
+from tlm_jax.train.optimizer import build_optimizer
+from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import State, abstract_state
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ def build(config: ConfigDict) -> Setup:
     profile = _try(problems, lambda: profile_from_config(config))
     all_devices()  # without one there is nothing more to find out
     settings = _try(problems, lambda: settings_from_config(config))
-    optimizer = _try(problems, lambda: build_optimizer(config.train))
+    optimizer = _try(problems, lambda: build_optimizer(config))
     mesh = _try(problems, lambda: make_mesh(config.mesh))
     store = _try(problems, lambda: _open_store(config))
     if store is not None:
@@ -209,5 +210,5 @@ def build(config: ConfigDict) -> Setup:
     model = FunctionalDecoder(profile, settings)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
-    schedule = learning_rate_schedule(config.train)
+    schedule = learning_rate_schedule(config)
     return Setup(config, profile, store, mesh, model, optimizer, schedule, abstract)

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from tlm_jax.model.functional import FunctionalDecoder
-from tlm_jax.parallel.rules import parameter_shardings, replicated
+from tlm_jax.parallel.rules import parameter_shardings, parameter_spec, replicated
 
 State = dict[str, Any]
 
@@ -28,18 +28,26 @@ def _initial(model: FunctionalDecoder, optimizer: optax.GradientTransformation, 
     return {"params": params, "optimizer": optimizer.init(params), "step": zero, "skipped": zero, "skipped_row": zero}
 
 
-def _by_suffix(params: Any, shardings: Any, tree: Any, otherwise: Any) -> Any:
-    """For each leaf of `tree` that mirrors a parameter (its path ends in the parameter's, same shape), its sharding."""
+def _optimizer_shardings(model: FunctionalDecoder, placed: Any, tree: Any, mesh: Mesh) -> Any:
+    """Where each leaf of an optimizer state lives.
+
+    One that belongs to a parameter (its path ends in the parameter's) lies as the parameter does, if it has its shape;
+    of another shape, such as the vectors of a factored moment, it is cut over fsdp along its last axis where that
+    divides. The rest is replicated.
+    """
     known = {
-        (jax.tree_util.keystr(path), leaf.shape): sharding
+        jax.tree_util.keystr(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
-            jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(shardings), strict=True
+            jax.tree_util.tree_leaves_with_path(model.abstract_parameters), jax.tree.leaves(placed), strict=True
         )
     }
 
-    def find(path: tuple[Any, ...], leaf: Any) -> Any:
+    def find(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         suffixes = (jax.tree_util.keystr(path[i:]) for i in range(len(path)))
-        return next((known[s, leaf.shape] for s in suffixes if (s, leaf.shape) in known), otherwise)
+        shape, sharding = next((known[suffix] for suffix in suffixes if suffix in known), (None, replicated(mesh)))
+        if shape in (None, leaf.shape):
+            return sharding
+        return NamedSharding(mesh, parameter_spec(leaf.shape, ("embed",), dict(mesh.shape)))
 
     return jax.tree_util.tree_map_with_path(find, tree)
 
@@ -51,7 +59,7 @@ def abstract_state(model: FunctionalDecoder, optimizer: optax.GradientTransforma
     whole = replicated(mesh)
     shardings = {
         "params": placed,
-        "optimizer": _by_suffix(model.abstract_parameters, placed, shapes["optimizer"], whole),
+        "optimizer": _optimizer_shardings(model, placed, shapes["optimizer"], mesh),
         "step": whole,
         "skipped": whole,
         "skipped_row": whole,
