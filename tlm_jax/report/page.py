@@ -24,22 +24,24 @@ _BASELINES = {"gzip_bits_per_byte": "gzip -9", "bigram_bits_per_byte": "bigram m
 
 def build(runs: Sequence[Run]) -> str:
     """The report on `runs` as one HTML document that refers to nothing outside itself."""
-    title = " · ".join(run.name for run in runs)
     heading = " · ".join(f"<span>{escape(run.name)}</span>" for run in runs)
-    body = "".join(
-        [
-            f'<header><h1>{heading}</h1><p class="lead">{escape(_lead(runs))}</p>{_cards(runs)}</header>\n',
-            _notes(runs),
-            _differences(runs),
-            _loss(runs),
-            _profiles(runs),
-            _final(runs),
-            _speed(runs),
-            _samples(runs),
-            _configs(runs),
-            f"<footer>tlm_jax {escape(__version__)}</footer>",
-        ]
+    return document(
+        " · ".join(run.name for run in runs),
+        f'<header><h1>{heading}</h1><p class="lead">{escape(_lead(runs))}</p>{_cards(runs)}</header>\n',
+        _notes(runs),
+        _differences(runs),
+        loss_section(runs),
+        profiles_section(runs),
+        _final(runs),
+        speed_section(runs),
+        _samples(runs),
+        configs_section(runs),
     )
+
+
+def document(title: str, *parts: str) -> str:
+    """A whole HTML document of `parts`, which are HTML."""
+    body = "".join([*parts, f"<footer>tlm_jax {escape(__version__)}</footer>"])
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -122,14 +124,14 @@ def _differences(runs: Sequence[Run]) -> str:
             f"Runs here that differ only in their seeds are up to {spread:.4f} nats apart. "
             "A difference that is not clearly larger than this says nothing about the configurations."
         )
-    return elements.section("Difference", *parts, elements.paragraph(caution, "soft"), _difference_chart(runs))
+    return elements.section("Difference", *parts, elements.paragraph(caution, "soft"), difference_chart(runs))
 
 
 def _signed(value: float) -> str:
     return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _difference_chart(runs: Sequence[Run]) -> str:
+def difference_chart(runs: Sequence[Run]) -> str:
     """Held-out loss less the first run's, where both were validated after as many tokens."""
     base = {record.get("tokens"): validation["loss"] for record, validation in runs[0].validations()}
     lines = []
@@ -159,7 +161,7 @@ def _clipped(name: str) -> str:
     return name if len(name) <= 24 else f"{name[:23]}…"
 
 
-def _loss(runs: Sequence[Run]) -> str:
+def loss_section(runs: Sequence[Run]) -> str:
     """Loss over tokens and over FLOPs: training smoothed over its raw values, held-out as dots."""
     figures: list[str] = []
     for key, over in (("tokens", "training tokens"), ("train_flops", "training FLOPs, causal")):
@@ -188,7 +190,7 @@ def _loss(runs: Sequence[Run]) -> str:
     return elements.section("Loss", elements.legend([run.name for run in runs]), *figures)
 
 
-def _profiles(runs: Sequence[Run]) -> str:
+def profiles_section(runs: Sequence[Run]) -> str:
     """The widths drawn, the budgets, and the widths as numbers."""
     names = [run.name for run in runs]
     lines = [
@@ -277,7 +279,9 @@ def _bars(runs: Sequence[Run], baselines: Sequence[dict[str, float]]) -> str:
     return elements.paragraph("Held-out bits per byte; lower is better.", "soft small") + elements.bars(values)
 
 
-def _speed(runs: Sequence[Run]) -> str:
+def speed_section(runs: Sequence[Run]) -> str:
+    """Medians of speed, the memory, and the norm of the gradient drawn."""
+
     def median(run: Run, key: str) -> float | None:
         values = [value for _, value in run.series(key)]
         return statistics.median(values) if values else None
@@ -342,7 +346,8 @@ def _plain(value: object) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def _configs(runs: Sequence[Run]) -> str:
+def configs_section(runs: Sequence[Run]) -> str:
+    """The keys that differ, and all keys folded away."""
     names = [run.name for run in runs]
 
     def rows(keys: Sequence[str]) -> list[tuple[str, list[str]]]:
