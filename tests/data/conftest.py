@@ -8,8 +8,10 @@ import pytest
 from small_texts import make_texts, write_jsonl
 
 from tlm_jax.data.prepare import Settings, prepare
+from tlm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from tlm_jax.data.sentencepiece_training import train_sentencepiece
 from tlm_jax.data.store import TokenStore
-from tlm_jax.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from tlm_jax.data.tokenizer import ByteTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,9 @@ from small_texts import make_texts, write_jsonl
 from tlm_jax import cli
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.prepare import Settings, prepare
+from tlm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from tlm_jax.data.store import TokenStore
-from tlm_jax.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from tlm_jax.data.tokenizer import ByteTokenizer, Tokenizer
 from tlm_jax.errors import UserError
 
 # The command with units so small that little text makes many.

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from small_texts import make_texts, write_jsonl
 
 from tlm_jax.data.prepare import Settings, prepare
+from tlm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from tlm_jax.data.store import SPLITS, MemoryStore, TokenStore, split_texts
-from tlm_jax.data.tokenizer import ByteTokenizer, SentencePieceTokenizer
+from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import UserError
 
 

@@ -27,6 +27,7 @@ class SeparatedTokenizer(Tokenizer):
         self.vocab_size = inner.vocab_size
         self.bos_id = self.eos_id = separator
         self.pad_id = inner.pad_id
+        self.prefix, self.unicode_form = inner.prefix, inner.unicode_form
 
     def encode_array(self, text: str) -> np.ndarray:
         return self._inner.encode_array(text)

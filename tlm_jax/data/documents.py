@@ -10,7 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
@@ -63,9 +63,18 @@ class DocumentFormat:
 
 @dataclass(frozen=True)
 class Document:
-    """One document's text; it can be written as UTF-8 and is not blank."""
+    """One document's text; it can be written as UTF-8 and is not blank.
+
+    Attributes:
+      place: finds its path and line (of a Parquet file, row); that may mean counting lines, so it is for problems.
+    """
 
     text: str
+    place: Callable[[], tuple[str, int]] = field(default=lambda: ("", 1), compare=False, repr=False)
+
+    def problem(self, reason: str, detail: str) -> Problem:
+        """What is wrong with this document after all."""
+        return Problem(reason, detail, *self.place())
 
 
 @dataclass(frozen=True)
@@ -297,7 +306,7 @@ def _parse_json(line: bytes, number: int, lines: _Lines, text_field: str) -> Doc
         text.encode()
     except UnicodeEncodeError:
         return problem("lone surrogate", "half of an escaped character pair")
-    return Document(text) if text.strip() else problem("empty document")
+    return _document(text, lines, number)
 
 
 def _decode(record: bytes, number: int, lines: _Lines) -> Document | Problem:
@@ -306,7 +315,12 @@ def _decode(record: bytes, number: int, lines: _Lines) -> Document | Problem:
     except UnicodeDecodeError as error:
         number += record.count(b"\n", 0, error.start)
         return Problem("invalid UTF-8", "", lines.path, lines.absolute(number))
-    return Document(text) if text.strip() else Problem("empty document", "", lines.path, lines.absolute(number))
+    return _document(text, lines, number)
+
+
+def _document(text: str, lines: _Lines, number: int) -> Document | Problem:
+    document = Document(text, lambda: (lines.path, lines.absolute(number)))
+    return document if text.strip() else document.problem("empty document", "")
 
 
 def _parquet_document(row: Row, path: str) -> Document | Problem:
@@ -316,4 +330,5 @@ def _parquet_document(row: Row, path: str) -> Document | Problem:
         text = row.text.decode()
     except UnicodeDecodeError as error:
         return Problem("invalid UTF-8", f"byte {error.start + 1} of the text", path, row.number)
-    return Document(text) if text.strip() else Problem("empty document", "", path, row.number)
+    document = Document(text, lambda: (path, row.number))
+    return document if text.strip() else document.problem("empty document", "")

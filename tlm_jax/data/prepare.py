@@ -249,6 +249,10 @@ def _finish(plan: Plan, description: dict[str, Any], results: list[dict[str, Any
         "dtype": plan.dtype,
         "holdout_rule": "validation if the first 8 bytes of sha256(text), big-endian, are below holdout * 2**64",
         "splits": splits,
+        "normalized": {
+            "form": tokenizer.unicode_form,
+            "documents": sum(result.get("normalized", 0) for result in results),
+        },
         "skipped": dict(sorted(skipped.items())),
         "skipped_examples": [text for result in results for text in result["examples"]][:MAX_EXAMPLES],
         "made_of": {key: value for key, value in description.items() if key != "modified"},

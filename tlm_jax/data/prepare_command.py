@@ -25,7 +25,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="text, JSON Lines (both plain, .gz or .zst) and Parquet files; directories",
     )
-    parser.add_argument("--tokenizer", required=True, help="`byte`, or a .model file made by `tlm tokenizer`")
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="TOKENIZER",
+        help="`byte`, a SentencePiece .model such as `tlm tokenizer` makes, a Hugging Face tokenizer.json, or a "
+        ".tiktoken file of ranks",
+    )
+    parser.add_argument(
+        "--bos-token",
+        default="",
+        metavar="TOKEN",
+        help="tokenizer.json: begins a document (default: as its config says)",
+    )
+    parser.add_argument(
+        "--eos-token", default="", metavar="TOKEN", help="tokenizer.json: ends a document (default: as its config says)"
+    )
+    parser.add_argument(
+        "--tiktoken-pattern",
+        default="",
+        metavar="REGEX",
+        help=".tiktoken: splits text before pieces are merged; or an encoding with such a pattern, as cl100k_base "
+        "(default: of published files, their own)",
+    )
     parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
     parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
     parser.add_argument(
@@ -54,7 +76,12 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     settings = Settings(layout, args.holdout, args.dtype)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        tokenizer = load_tokenizer(args.tokenizer)
+        tokenizer = load_tokenizer(
+            args.tokenizer,
+            bos_token=args.bos_token,
+            eos_token=args.eos_token,
+            tiktoken_pattern=args.tiktoken_pattern,
+        )
         store = prepare(inputs, tokenizer, args.output, settings, workers=args.workers, on_error=args.on_error)
     except KeyboardInterrupt:
         print("tlm prepare: interrupted; the same command goes on from here", file=sys.stderr)
@@ -68,8 +95,17 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _summarise(store: TokenStore) -> None:
     manifest = store.manifest
     print(f"{store.name}: complete")
+    tokenizer = store.tokenizer()
+    specials = {"begin": tokenizer.bos_id, "end": tokenizer.eos_id, "padding": tokenizer.pad_id}
+    named = ", ".join(f"{role} {i} ({tokenizer.special_name(i)})" for role, i in specials.items())
+    print(f"  tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids; {named}")
     for name, split in manifest["splits"].items():
         print(f"  {name}: {_counts(split)}")
+    if normalized := manifest.get("normalized", {}).get("documents"):
+        form = manifest["normalized"]["form"]
+        print(
+            f"  the tokenizer brought {normalized:,} documents into Unicode form {form}; bytes are counted in that form"
+        )
     if manifest["skipped"]:
         reasons = ", ".join(f"{count} × {reason}" for reason, count in manifest["skipped"].items())
         print(f"  skipped: {reasons}")

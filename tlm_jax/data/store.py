@@ -262,11 +262,12 @@ class MemorySplit:
         parts: list[np.ndarray] = []
         ends = [0]
         self.num_bytes = 0
+        token_bytes = tokenizer.token_bytes()
         for text in texts:
             ids = document_tokens(text, tokenizer)
             parts.append(ids)
+            self.num_bytes += int(token_bytes[ids].sum())
             ends.append(ends[-1] + len(ids))
-            self.num_bytes += len(text.encode())
         self._tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
         self.documents = np.array(ends, np.int64)
         self.num_documents = len(ends) - 1

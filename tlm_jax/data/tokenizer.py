@@ -1,67 +1,43 @@
-"""Tokenizers: text to ids and back without loss, and how many bytes of text each id stands for.
+"""Tokenizers: text to ids and back, and how many bytes of text each id stands for.
 
-Every tokenizer keeps two promises, on which bits per byte and the token store rest: `decode(encode(x)) == x` for every
-string that UTF-8 can carry, and `token_bytes()[encode(x)].sum() == len(x.encode())`.
+Every tokenizer keeps two promises, on which bits per byte and the token store rest. With `x` any string that UTF-8 can
+carry and `document(x)` its begin id, `encode(x)` and its end id:
+
+    decode(encode(x)) == x
+    token_bytes()[document(x)].sum() == len(x.encode())
+
+A tokenizer that brings text into a Unicode normalisation form (`unicode_form`) keeps them for x in that form. One that
+puts a space before a text gives the end id -1 byte, which takes that space back.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import io
-import itertools
+import importlib
 import json
-import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
-from tlm_jax.data.documents import DocumentFormat, Problem, find_inputs, read_documents
-from tlm_jax.errors import UserError, raise_together
-from tlm_jax.files import write_atomically, write_error
+from tlm_jax.errors import UserError
 
-# SentencePiece writes a space as this character inside its pieces.
-_SPACE_SYMBOL = "\u2581"
-# Longer strings are encoded in parts of about this many characters: SentencePiece needs ~100 bytes a character.
-_PART_CHARACTERS = 1 << 16
-# What the trainer takes at a time, and the longest run without a space that it is given, in characters.
-_SENTENCE_CHARACTERS = 1 << 12
-_MAX_SENTENCE = 1 << 16
-# A character that the trainer keeps for itself, as it does the space symbol: it would pass over text that holds one.
-_UNKNOWN_SYMBOL = "\u2585"
-_TRAINER_SETTINGS: dict[str, Any] = {
-    "model_type": "bpe",
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "add_dummy_prefix": False,
-    "byte_fallback": True,
-    "split_digits": True,
-    "allow_whitespace_only_pieces": True,
-    "character_coverage": 0.9999,  # rarer characters are left to their bytes
-    "max_sentence_length": 4 * _MAX_SENTENCE,  # bytes; longer ones would be passed over
-    "unk_id": 0,
-    "bos_id": 1,
-    "eos_id": 2,
-    "pad_id": 3,
-    "num_threads": 4,  # a part of the model file, so not the machine's to choose
-    "minloglevel": 2,
+# Kinds of tokenizers that need a library: module and class.
+_KINDS = {
+    "sentencepiece": ("tlm_jax.data.sentencepiece_tokenizer", "SentencePieceTokenizer"),
+    "huggingface": ("tlm_jax.data.huggingface_tokenizer", "HuggingFaceTokenizer"),
+    "tiktoken": ("tlm_jax.data.tiktoken_tokenizer", "TiktokenTokenizer"),
 }
-# Strings that a lossy model changes: spaces at the ends and in runs, compatibility forms, controls, unseen characters.
-_PROBES = (
-    " a",
-    "a ",
-    "a  b",
-    "\n\t\r\n a",
-    "\ufb01 \u2460 \uff21 A\u030a",
-    "\x00\x01\x7f",
-    "\U0001f9ea\U0010ffff",
-    "<s></s>",
-)
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_WHAT_THERE_IS = "give `byte`, a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file"
+
+
+class UnfitText(UserError):
+    """A tokenizer that serves in general would change this one text."""
 
 
 class Tokenizer(ABC):
@@ -71,6 +47,8 @@ class Tokenizer(ABC):
       kind: name under which `tokenizer_from_bytes` finds the class again.
       vocab_size: number of ids; every id is in [0, vocab_size).
       bos_id, eos_id, pad_id: three different ids that `encode` never returns.
+      unicode_form: "NFC", "NFKC", "NFD" or "NFKD" if the tokenizer brings text into that form; else "".
+      prefix: what it puts before every text, b" " or nothing.
     """
 
     kind: str
@@ -78,10 +56,17 @@ class Tokenizer(ABC):
     bos_id: int
     eos_id: int
     pad_id: int
+    unicode_form: str = ""
+    prefix: bytes = b""
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
-        """Returns the ids of `text`, int32 [num_tokens], without specials."""
+        """Returns the ids of `text`, int32 [num_tokens], without specials.
+
+        Raises:
+          UnicodeEncodeError: the text holds a lone surrogate, which UTF-8 cannot carry.
+          UnfitText: the promises would not hold for this text.
+        """
 
     @abstractmethod
     def id_bytes(self, token_id: int) -> bytes:
@@ -91,22 +76,30 @@ class Tokenizer(ABC):
     def to_bytes(self) -> bytes:
         """Returns all that defines the tokenizer; `tokenizer_from_bytes(kind, data)` inverts it."""
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text` without specials.
+    def special_name(self, token_id: int) -> str:
+        """How the tokenizer calls a special id; "added" for one that it lacked."""
+        return "added"
 
-        Raises:
-          UnicodeEncodeError: the text holds a lone surrogate, which UTF-8 cannot carry.
-        """
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of `text` without specials; raises as `encode_array`."""
         return self.encode_array(text).tolist()
 
+    def spell(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        """Returns the bytes that ids stand for, one after the other."""
+        return b"".join(map(self._bytes_by_id.__getitem__, ids.tolist() if isinstance(ids, np.ndarray) else ids))
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Returns the text of `ids`; specials are dropped, bytes that are no UTF-8 become U+FFFD."""
-        table = self._bytes_by_id
-        return b"".join([table[int(i)] for i in ids]).decode("utf-8", errors="replace")
+        """Returns the text of `ids`; specials and the prefix are dropped, bytes that are no UTF-8 become U+FFFD."""
+        return self.spell(ids).removeprefix(self.prefix).decode("utf-8", errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        """Returns int32 [vocab_size]: the number of UTF-8 bytes of text each id stands for, 0 for specials."""
-        return np.array([len(piece) for piece in self._bytes_by_id], np.int32)
+        """Returns int32 [vocab_size]: the number of UTF-8 bytes of text each id stands for.
+
+        0 for specials, but minus the prefix's length for the end id.
+        """
+        lengths = np.array([len(piece) for piece in self._bytes_by_id], np.int32)
+        lengths[self.eos_id] -= len(self.prefix)
+        return lengths
 
     @property
     def hash(self) -> str:
@@ -116,6 +109,9 @@ class Tokenizer(ABC):
     @functools.cached_property
     def _bytes_by_id(self) -> list[bytes]:
         return [self.id_bytes(i) for i in range(self.vocab_size)]
+
+    def __reduce__(self) -> tuple:
+        return tokenizer_from_bytes, (self.kind, self.to_bytes())
 
 
 class ByteTokenizer(Tokenizer):
@@ -135,192 +131,84 @@ class ByteTokenizer(Tokenizer):
         return json.dumps({"kind": self.kind, "vocab_size": self.vocab_size}).encode()
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model that leaves text as it is: identity normalisation, byte fallback, no dummy prefix.
-
-    Args:
-      model: the bytes of a `.model` file.
-      where: the file's name, for messages.
-
-    Raises:
-      UserError: the bytes are no model, or the model changes text, or lacks byte pieces or one of the specials.
-    """
-
-    kind = "sentencepiece"
-
-    def __init__(self, model: bytes, where: str = "tokenizer") -> None:
-        self._model = model
-        mend = "train one with `tlm tokenizer`"
-        try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise UserError("not a SentencePiece model", where=where, mend=mend) from error
-        processor = self._processor
-        self.vocab_size = processor.vocab_size()
-        self._id_of_byte = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
-        if not all(processor.is_byte(i) for i in self._id_of_byte):
-            raise UserError("the model has no byte fallback and would lose characters", where=where, mend=mend)
-        self.bos_id, self.eos_id = processor.bos_id(), processor.eos_id()
-        # A model without a padding id lends its unknown id, which byte fallback leaves unused.
-        self.pad_id = processor.pad_id() if processor.pad_id() >= 0 else processor.unk_id()
-        if min(self.bos_id, self.eos_id) < 0 or len({self.bos_id, self.eos_id, self.pad_id}) < 3:
-            raise UserError("the model lacks a begin- or end-of-document id", where=where, mend=mend)
-        for probe in _PROBES:
-            if self.decode(self.encode(probe)) != probe:
-                raise UserError(f"the model does not give back {probe!r} as it was", where=where, mend=mend)
-
-    def encode_array(self, text: str) -> np.ndarray:
-        text.encode()  # SentencePiece would replace a lone surrogate in silence
-        literal = [self._id_of_byte[byte] for byte in _SPACE_SYMBOL.encode()]
-        ids: list[np.ndarray] = []
-        for i, between in enumerate(text.split(_SPACE_SYMBOL)):
-            if i:  # the space symbol itself can only be told from a space by its bytes
-                ids.append(np.array(literal, np.int32))
-            ids.extend(np.array(self._processor.encode(part), np.int32) for part in _parts(between))
-        return ids[0] if len(ids) == 1 else np.concatenate(ids or [np.empty(0, np.int32)])
-
-    def id_bytes(self, token_id: int) -> bytes:
-        processor = self._processor
-        if processor.is_control(token_id) or processor.is_unknown(token_id):
-            return b""
-        piece = processor.id_to_piece(token_id)
-        if processor.is_byte(token_id):
-            return bytes([int(piece[3:5], 16)])
-        return piece.replace(_SPACE_SYMBOL, " ").encode()
-
-    def to_bytes(self) -> bytes:
-        return self._model
-
-    def __reduce__(self) -> tuple:
-        return SentencePieceTokenizer, (self._model,)
-
-
-def _parts(text: str, characters: int = _PART_CHARACTERS) -> Iterator[str]:
-    """Cuts a long text where a word ends and a space begins; pieces split by whitespace never span such a place."""
-    start = 0
-    while len(text) - start > characters:
-        stop = start + characters
-        while stop < len(text) and (text[stop] != " " or text[stop - 1] == " "):
-            stop += 1
-        yield text[start:stop]
-        start = stop
-    if start < len(text):
-        yield text[start:]
-
-
 def tokenizer_from_bytes(kind: str, data: bytes, where: str = "tokenizer") -> Tokenizer:
     """Builds the tokenizer that `to_bytes` of the same kind wrote.
 
     Raises:
-      UserError: an unknown kind, or data that define no such tokenizer.
+      UserError: an unknown kind, data that define no such tokenizer, or a library that is not installed.
     """
     from tlm_jax.data.adopted_tokenizer import adopted_tokenizer_from_bytes  # which is made of tokenizers itself
 
-    if kind == SentencePieceTokenizer.kind:
-        return SentencePieceTokenizer(data, where)
     if kind == ByteTokenizer.kind:
         tokenizer = ByteTokenizer()
         if data != tokenizer.to_bytes():
             raise UserError("not this version's byte tokenizer", where=where)
         return tokenizer
+    if kind in _KINDS:
+        module, name = _KINDS[kind]
+        return getattr(importlib.import_module(module), name)(data, where)
     if adopted := adopted_tokenizer_from_bytes(kind, data, where):
         return adopted
     raise UserError(f"unknown tokenizer kind {kind!r}", where=where)
 
 
-def load_tokenizer(spec: str) -> Tokenizer:
-    """Loads "byte" or a SentencePiece `.model` file.
+def read_definition(data: bytes, keys: Sequence[str], where: str) -> dict[str, Any]:
+    """Reads a `to_bytes` that is JSON.
 
     Raises:
-      UserError: no such file, or the model is of no use here.
+      UserError: it is none, or one of the keys is missing.
     """
-    if spec == ByteTokenizer.kind:
-        return ByteTokenizer()
-    path = Path(spec)
-    if not path.is_file():
-        raise UserError("no such tokenizer", where=spec, mend="give `byte` or a .model file made by `tlm tokenizer`")
-    return SentencePieceTokenizer(path.read_bytes(), where=spec)
+    try:
+        found = json.loads(data)
+        return {key: found[key] for key in keys}
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError("not a tokenizer that this version wrote", where=where, mend=_WHAT_THERE_IS) from error
 
 
-def train_sentencepiece(
-    files: Sequence[str],
-    output: str | Path,
-    vocab_size: int,
-    *,
-    layout: DocumentFormat | None = None,
-    sample_bytes: int = 1 << 30,
-    skip_problems: bool = False,
-) -> SentencePieceTokenizer:
-    """Trains a lossless byte-pair encoding and writes its model.
-
-    Spaces begin pieces, digits stand alone, scripts and punctuation do not mix with letters, and runs of spaces can be
-    one piece. The same files, in the same order, give the same model.
+def load_tokenizer(spec: str, *, bos_token: str = "", eos_token: str = "", tiktoken_pattern: str = "") -> Tokenizer:
+    """Loads "byte", a SentencePiece model, a Hugging Face `tokenizer.json`, a `.tiktoken` file, or a store's tokenizer.
 
     Args:
-      files: files and directories, as `tlm prepare` takes them.
-      output: the `.model` file.
-      vocab_size: number of ids: 4 specials, 256 bytes, the rest learnt.
-      layout: how documents lie in the files; None: the defaults.
-      sample_bytes: of inputs larger than this, about as much is used, spread evenly.
-      skip_problems: pass over documents that cannot be read instead of stopping.
-
-    Returns:
-      The tokenizer.
+      spec: "byte" or a file.
+      bos_token, eos_token: for a `tokenizer.json`: which of its tokens begin and end a document.
+      tiktoken_pattern: for a `.tiktoken` file: the regular expression that splits text, or the name of an encoding.
 
     Raises:
-      UserError: bad input, or text that is too little or too varied for the vocabulary.
+      UserError: no such file, the tokenizer is of no use here, or it has no use for one of the choices.
     """
-    inputs, layout = find_inputs(files), layout or DocumentFormat()
-    keep = min(1.0, sample_bytes / max(1, sum(file.size for file in inputs)))
-    problems: list[UserError] = []
-    counted = [0]
+    path = Path(spec)
+    if spec != ByteTokenizer.kind and not path.is_file():
+        mend = "name the file in it" if path.is_dir() else _WHAT_THERE_IS
+        raise UserError("no such tokenizer", where=spec, mend=mend)
+    data = b"" if spec == ByteTokenizer.kind else path.read_bytes()
+    chosen = {"--bos-token": bos_token, "--eos-token": eos_token, "--tiktoken-pattern": tiktoken_pattern}
+    kind = _kind_of(spec, data)
+    uses = {"huggingface": ("--bos-token", "--eos-token"), "tiktoken": ("--tiktoken-pattern",)}.get(kind, ())
+    if useless := [name for name, value in chosen.items() if value and name not in uses]:
+        raise UserError(f"{spec} has no use for it", where=useless[0], mend="leave it out")
+    if kind == "huggingface":
+        from tlm_jax.data.huggingface_tokenizer import definition_from_file
 
-    def sentences() -> Iterator[str]:
-        chance = random.Random(0)
-        for document in itertools.chain.from_iterable(read_documents(file, layout) for file in inputs):
-            if isinstance(document, Problem):
-                if skip_problems:
-                    continue
-                problems.append(document.error())
-                return  # an exception would not pass through the trainer
-            for sentence in _sentences(document.text):
-                if keep == 1.0 or chance.random() < keep:
-                    counted[0] += 1
-                    yield sentence
+        data = definition_from_file(path, bos_token, eos_token)
+    elif kind == "tiktoken":
+        from tlm_jax.data.tiktoken_tokenizer import definition_from_ranks
 
-    model = io.BytesIO()
-    failure = ""
+        data = definition_from_ranks(data, tiktoken_pattern, spec)
+    elif kind == "ours":
+        kind = json.loads(data)["kind"]
+    return tokenizer_from_bytes(kind, data or ByteTokenizer().to_bytes(), where=spec)
+
+
+def _kind_of(spec: str, data: bytes) -> str:
+    """The kind of a tokenizer file; "ours" for one that `to_bytes` wrote as JSON."""
+    if spec == ByteTokenizer.kind:
+        return ByteTokenizer.kind
+    if spec.endswith(".tiktoken") or _RANK_LINE.match(data):
+        return "tiktoken"
+    if not spec.endswith(".json"):
+        return "sentencepiece"
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(), model_writer=model, vocab_size=vocab_size, **_TRAINER_SETTINGS
-        )
-    except RuntimeError as error:
-        failure = str(error)
-    raise_together(problems)
-    if not counted[0]:
-        raise UserError("the inputs hold no document", where=str(files[0]))
-    if failure:
-        raise _training_error(failure, vocab_size)
-    try:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(output), model.getvalue())
-    except OSError as error:
-        raise write_error(error, Path(output)) from error
-    return SentencePieceTokenizer(model.getvalue(), where=str(output))
-
-
-def _sentences(text: str) -> Iterator[str]:
-    """Cuts a document into what the trainer takes at a time, at spaces and around characters it keeps for itself."""
-    for part in re.split(f"[{_SPACE_SYMBOL}{_UNKNOWN_SYMBOL}]", text):
-        yield from (sentence for sentence in _parts(part, _SENTENCE_CHARACTERS) if len(sentence) <= _MAX_SENTENCE)
-
-
-def _training_error(message: str, vocab_size: int) -> UserError:
-    """Turns the trainer's complaint about the vocabulary into a line that says which size would do."""
-    if limit := re.search(r"set it to a value <= (\d+)", message):
-        what = f"the text is too little for a vocabulary of {vocab_size}"
-        return UserError(what, where="--vocab-size", mend=f"the largest that works is {limit[1]}")
-    if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        what = f"a vocabulary of {vocab_size} does not hold the specials, the bytes and the text's characters"
-        return UserError(what, where="--vocab-size", mend=f"the smallest that works is {limit[1]}")
-    return UserError(f"SentencePiece could not train: {message.splitlines()[0]}", where="--vocab-size")
+        definition = json.loads(data)
+    except ValueError as error:
+        raise UserError(f"malformed JSON: {error}", where=spec, mend=_WHAT_THERE_IS) from error
+    return "ours" if isinstance(definition, dict) and isinstance(definition.get("kind"), str) else "huggingface"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
-from tlm_jax.data.tokenizer import train_sentencepiece
+from tlm_jax.data.sentencepiece_training import train_sentencepiece
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
 

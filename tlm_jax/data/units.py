@@ -10,17 +10,18 @@ import functools
 import hashlib
 import json
 import os
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, read_documents
+from tlm_jax.data.documents import Document, DocumentFormat, InputFile, Problem, read_documents
 from tlm_jax.data.store import OFFSET_DTYPE, SPLITS, TOKEN_DTYPES, document_tokens, shard_name
-from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
+from tlm_jax.data.tokenizer import Tokenizer, UnfitText, tokenizer_from_bytes
 from tlm_jax.errors import UserError
 from tlm_jax.files import partial_path, write_atomically, write_error
 
@@ -101,6 +102,8 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
     """Writes one unit's shards and result; returns (number, result), or the problem that stops it."""
     tokenizer = _tokenizer(plan.tokenizer_kind, plan.tokenizer_data)
     token_bytes = tokenizer.token_bytes()
+    form: Any = tokenizer.unicode_form
+    normalized = 0
     skipped: Counter[str] = Counter()
     examples: list[str] = []
     dtype = TOKEN_DTYPES[plan.dtype]
@@ -108,7 +111,7 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
     try:
         for span in plan.units[number]:
             file = plan.inputs[span.input]
-            for document in read_documents(file, plan.layout, span.start, span.stop):
+            for document, ids in _tokenized(read_documents(file, plan.layout, span.start, span.stop), tokenizer):
                 if isinstance(document, Problem):
                     if plan.stop_on_error:
                         return number, document
@@ -116,13 +119,16 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
                     examples.append(str(document.error()))
                     continue
                 data = document.text.encode()
-                ids = document_tokens(document.text, tokenizer)
-                if int(token_bytes[ids].sum()) != len(data):
+                num_bytes = int(token_bytes[ids].sum())
+                if form and not unicodedata.is_normalized(form, document.text):
+                    normalized += 1
+                elif num_bytes != len(data):
                     raise UserError("the tokenizer does not stand for all of a document's text", where=file.path)
                 held_out = is_held_out(data, plan.holdout)
-                shards["validation" if held_out else "train"].add(ids, len(data))
+                shards["validation" if held_out else "train"].add(ids, num_bytes)
         result = {
             "shards": {split: [writer.finish()] if writer.documents else [] for split, writer in shards.items()},
+            "normalized": normalized,
             "skipped": dict(sorted(skipped.items())),
             "examples": examples[:MAX_EXAMPLES],
         }
@@ -133,6 +139,21 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
     finally:
         for writer in shards.values():
             writer.discard()
+
+
+def _tokenized(
+    documents: Iterable[Document | Problem], tokenizer: Tokenizer
+) -> Iterator[tuple[Document | Problem, np.ndarray]]:
+    """Yields documents with their ids; one that the tokenizer would change becomes a problem."""
+    nothing = np.empty(0, np.int32)
+    for document in documents:
+        if isinstance(document, Document):
+            try:
+                yield document, document_tokens(document.text, tokenizer)
+            except UnfitText as error:
+                yield document.problem("unfit for the tokenizer", error.what), nothing
+        else:
+            yield document, nothing
 
 
 def is_held_out(text: bytes, holdout: float) -> bool:
