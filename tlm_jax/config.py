@@ -41,6 +41,10 @@ def default_config() -> ConfigDict:
     c.profile.num_heads = 12  # query heads
     c.profile.num_kv_heads = 12  # fewer than num_heads: grouped-query attention
     c.profile.head_dim = 0  # 0: d_model / num_heads
+    c.profile.mlp = "swiglu"  # swiglu | geglu | reglu (gated, 3·d_model·d_ff weights) | gelu | squared_relu (plain, 2)
+    c.profile.qk_norm = False  # RMSNorm with a learned scale on every query and key, before the rotary embedding
+    # Tokens that a token attends to, itself included; 0: all before it. The values take turns over the layers:
+    c.profile.windows = (0,)  # (4096, 0) is every other layer, (1024, 1024, 0) all but each third
     c.profile.start_ratio = 1.5  # first layer's d_ff over the mean
     c.profile.end_ratio = 0.5  # last layer's d_ff over the mean
     c.profile.sigmoid_steepness = 10.0  # sigmoid: how steep it falls at half the depth; 10 is the paper's

@@ -66,6 +66,13 @@ def test_head_dim_is_free_when_given():
     assert profile_from_config(config_of(profile__head_dim=48)).layers[0].head_dim == 48
 
 
+def test_windows_take_turns_over_the_layers_and_equal_neighbours_stay_together():
+    profile = profile_from_config(config_of(profile__windows=(64, 64, 0), profile__qk_norm=True, profile__mlp="geglu"))
+    assert [layer.window for layer in profile.layers] == [64, 64, 0, 64, 64, 0]
+    assert {(layer.mlp, layer.qk_norm) for layer in profile.layers} == {("geglu", True)}
+    assert [length for _, length, _ in profile.runs()] == [2, 1, 2, 1]
+
+
 def test_list():
     # d_ff is the mean of a schedule's curve; a list stands for itself.
     assert widths_of(profile__schedule="list", profile__layers=[656] + [320] * 5) == [656] + [320] * 5
@@ -113,6 +120,9 @@ def test_file_takes_both_forms_of_json(tmp_path):
             {"profile__schedule": "three_group", "profile__plateaus": 2},
             "config.profile.plateaus: schedule=three_group makes 3 plateaus, not 2",
         ),
+        ({"profile__windows": ()}, r"config.profile.windows: takes 0 or positive integers, not \(\)"),
+        ({"profile__windows": (64, -1)}, "config.profile.windows: takes 0 or positive integers"),
+        ({"profile__mlp": "glu"}, "config.profile.mlp: unknown MLP 'glu'; one of swiglu, geglu"),
         ({"profile__plateaus": -1}, "config.profile.plateaus: must be 0 or a positive integer"),
         ({"profile__layers": [640] * 6}, "config.profile.layers: schedule=uniform makes the widths itself"),
         ({"profile__schedule": "list"}, "config.profile.layers: schedule=list needs the d_ff of each layer, not None"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from tlm_jax.capacity import LayerShape, Profile
 from tlm_jax.capacity.budget import as_json, budget, difference
 from tlm_jax.capacity.schedules import CURVES, tapered
+from tlm_jax.capacity.shape import MLPS
 from tlm_jax.errors import UserError
 
 
@@ -29,6 +30,51 @@ def test_parameters_of_llama_3_8b():
     llama = make((14336,) * 32, d_model=4096, heads=32, kv_heads=8, head_dim=128, vocab_size=128256, tied=False)
     assert llama.parameters == 8_030_261_248
     assert llama.non_embedding_parameters == 8_030_261_248 - 2 * 128256 * 4096
+
+
+def test_parameters_of_qwen3_0_6b_with_qk_norm():
+    # Qwen3, arXiv 2505.09388, table 1: 0.6B; the exact count is that of the released weights.
+    qwen = make((3072,) * 28, d_model=1024, heads=16, kv_heads=8, head_dim=128, vocab_size=151936)
+    assert with_all(qwen, qk_norm=True).parameters == 596_049_920
+    assert qwen.parameters == 596_049_920 - 28 * 2 * 128
+
+
+def test_kv_cache_of_mistral_7b_at_32k_tokens():
+    # Mistral 7B, arXiv 2310.06825, section 2: a window of 4096 reduces the cache of 32k tokens by 8.
+    mistral = make((14336,) * 32, d_model=4096, heads=32, kv_heads=8, head_dim=128, vocab_size=32000, tied=False)
+    windowed = with_all(mistral, window=4096)
+    assert mistral.parameters == windowed.parameters == 7_241_732_096
+    assert mistral.kv_cache_bytes(32768) == 8 * windowed.kv_cache_bytes(32768) == 4 * 2**30
+    assert mistral.kv_cache_bytes(4096) == windowed.kv_cache_bytes(4096)
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+def test_a_gated_mlp_has_three_matrices_and_a_plain_one_two(mlp):
+    d, f, t = 256, 640, 128
+    matrices = {"swiglu": 3, "geglu": 3, "reglu": 3, "gelu": 2, "squared_relu": 2}[mlp]
+    with_mlp, without = (with_all(make((width,)), mlp=mlp) for width in (f + 1, 1))
+    assert with_mlp.parameters - without.parameters == matrices * d * f
+    assert with_mlp.forward_flops_per_token(t) - without.forward_flops_per_token(t) == 2 * matrices * d * f
+
+
+@pytest.mark.parametrize(("t", "window"), [(128, 1), (128, 32), (128, 100), (128, 128), (128, 500), (100, 7)])
+def test_flops_of_a_window_pair_by_pair(t, window):
+    h, k = 4, 64
+    plain = with_all(make((64,)), window=0)
+    windowed = with_all(plain, window=window)
+    # Each token and what it sees, each of the two products; the causal convention leaves out half of the diagonal.
+    pairs = sum(min(position, window) for position in range(1, t + 1))
+    widest = min(window, t)
+    saved = plain.forward_flops_per_token(t) - windowed.forward_flops_per_token(t)
+    assert 2 * 2 * h * k * ((t * t / 2) - (pairs - widest / 2)) / t <= saved
+    assert saved < 2 * 2 * h * k * ((t * t / 2) - (pairs - widest / 2)) / t + 1
+    full = [profile.forward_flops_per_token(t, causal=False) for profile in (plain, windowed)]
+    assert full[0] - full[1] == 4 * h * k * (t - widest)
+
+
+def with_all(profile, **fields):
+    layers = tuple(dataclasses.replace(layer, **fields) for layer in profile.layers)
+    return dataclasses.replace(profile, layers=layers)
 
 
 def test_parameters_tensor_by_tensor():
@@ -118,6 +164,10 @@ def in_layer(**fields):
         (in_layer(num_kv_heads=3), r"layers\[1\].num_kv_heads: 3 does not divide num_heads=4"),
         (in_layer(head_dim=63), "must be even"),
         (in_layer(mixer="titans"), "unknown mixer 'titans'"),
+        (in_layer(mlp="siglu"), "unknown MLP 'siglu'; one of swiglu, geglu, reglu, gelu, squared_relu"),
+        (in_layer(window=-1), r"layers\[1\].window: must be 0 or a positive integer, not -1"),
+        (in_layer(window=1.5), "must be 0 or a positive integer, not 1.5"),
+        (in_layer(qk_norm=1), r"layers\[1\].qk_norm: must be true or false, not 1"),
         (in_layer(num_experts=8), "experts are not supported"),
         (in_layer(d_model=128), r"profile.layers\[1\]: d_model=128 is not d_embedding=256"),
     ],

@@ -43,6 +43,9 @@ def test_json_alone_with_every_key(config, capsys):
         "num_experts": 0,
         "experts_per_token": 0,
         "expert_d_ff": 0,
+        "mlp": "swiglu",
+        "window": 0,
+        "qk_norm": False,
     }
     attention, mlp, head = 4 * 256 * 256, 3 * 256 * 640, 256 * 4096
     forward = 6 * (2 * (attention + mlp) + 2 * 256 * 256) + 2 * head
@@ -54,6 +57,7 @@ def test_json_alone_with_every_key(config, capsys):
     assert values["forward_flops_per_token_full_attention"] == forward + 6 * 2 * 256 * 256
     assert values["train_flops_per_token_full_attention"] == 3 * (forward + 6 * 2 * 256 * 256)
     assert values["kv_cache_bytes_per_token"] == 6 * 2 * 256 * 2
+    assert values["kv_cache_bytes"] == 256 * 6 * 2 * 256 * 2
     assert (values["vocab_size"], values["d_embedding"], values["tied_embeddings"]) == (4096, 256, True)
     assert values["sequence_length"] == 256
 
@@ -75,6 +79,20 @@ def test_table_and_overrides(config, capsys):
     assert [row[2] for row in rows] == ["960", "960", "640", "640", "320", "320"]
     assert [len(row[-1]) for row in rows] == [32, 32, 22, 22, 11, 11]
     assert "5,573,888" in out
+
+
+def test_the_table_shows_what_is_not_usual(config, capsys):
+    assert main(["profile", f"--config={config}", "--config.profile.windows=64,0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = next(line.split() for line in lines if line.startswith("layer"))
+    assert "window" in header
+    assert not {"mlp", "qk_norm"} & set(header)
+    column = header.index("window")
+    assert [line.split()[column] for line in lines if "█" in line] == ["64", "0"] * 3
+    assert main(["profile", f"--config={config}", "--compare=:profile.mlp=gelu"]) == 0
+    out = capsys.readouterr().out
+    assert "A mlp  B mlp" in out
+    assert "window" not in out
 
 
 @pytest.mark.parametrize("form", ["{config}:profile.schedule=uniform", ":profile.schedule=uniform", "{other}"])

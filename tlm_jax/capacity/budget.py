@@ -16,6 +16,7 @@ LABELS = {
     "train_flops_per_token": "training FLOPs per token, causal",
     "train_flops_per_token_full_attention": "training FLOPs per token, full attention",
     "kv_cache_bytes_per_token": "KV cache bytes per token, bfloat16",
+    "kv_cache_bytes": "KV cache bytes of a whole sequence, bfloat16",
 }
 
 
@@ -30,6 +31,7 @@ def budget(profile: Profile, sequence_length: int) -> dict[str, int]:
         "train_flops_per_token": profile.train_flops_per_token(sequence_length),
         "train_flops_per_token_full_attention": profile.train_flops_per_token(sequence_length, causal=False),
         "kv_cache_bytes_per_token": profile.kv_cache_bytes_per_token(),
+        "kv_cache_bytes": profile.kv_cache_bytes(sequence_length),
     }
 
 

@@ -50,8 +50,17 @@ def profile_from_config(config: ConfigDict) -> Profile:
     raise_together(problems)
     p = config.profile
     layers = tuple(
-        LayerShape(p.d_model, width, p.num_heads, p.num_kv_heads, p.head_dim or p.d_model // p.num_heads)
-        for width in widths
+        LayerShape(
+            d_model=p.d_model,
+            d_ff=width,
+            num_heads=p.num_heads,
+            num_kv_heads=p.num_kv_heads,
+            head_dim=p.head_dim or p.d_model // p.num_heads,
+            mlp=p.mlp,
+            window=p.windows[index % len(p.windows)],
+            qk_norm=p.qk_norm,
+        )
+        for index, width in enumerate(widths)
     )
     return Profile(layers, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
 
@@ -72,8 +81,16 @@ def _budget_problems(config: ConfigDict) -> list[UserError]:
 def _size_problems(config: ConfigDict) -> list[UserError]:
     """What is wrong with the sizes, whatever the schedule."""
     p = config.profile
-    fields: dict[str, Any] = {name: p[name] for name in ("d_model", "num_heads", "num_kv_heads")}
+    fields: dict[str, Any] = {name: p[name] for name in ("d_model", "num_heads", "num_kv_heads", "mlp", "qk_norm")}
     problems = []
+    if not p.windows or not all(is_integer(window) and window >= 0 for window in p.windows):
+        problems.append(
+            UserError(
+                f"takes 0 or positive integers, not {p.windows!r}",
+                where="config.profile.windows",
+                mend="such as (0,) for the whole context in every layer, or (1024, 0) for a window in every other one",
+            )
+        )
     positive = not _positive(config, "profile.d_model", "profile.num_heads")
     if p.head_dim != 0:
         fields["head_dim"] = p.head_dim

@@ -66,7 +66,8 @@ class Profile:
 
         Args:
           sequence_length: tokens of context, T.
-          causal: count the half of the attention matrix that a causal mask keeps; otherwise all of it.
+          causal: count what a causal mask keeps of each layer's attention matrix, the half of it or the band of its
+            window; otherwise all of it, or as many keys for every token as the window has.
         """
         layers = sum(layer.forward_flops_per_token(sequence_length, causal) for layer in self.layers)
         return layers + 2 * self.vocab_size * self.d_embedding
@@ -76,8 +77,12 @@ class Profile:
         return 3 * self.forward_flops_per_token(sequence_length, causal)
 
     def kv_cache_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        """Bytes of keys and values kept per token of context; 2 bytes a value is bfloat16."""
-        return bytes_per_value * sum(layer.kv_cache_values_per_token() for layer in self.layers)
+        """Bytes of keys and values per token of a context that no window cuts; 2 bytes a value is bfloat16."""
+        return self.kv_cache_bytes(1, bytes_per_value)
+
+    def kv_cache_bytes(self, context_length: int, bytes_per_value: int = 2) -> int:
+        """Bytes of keys and values kept of a whole context; a layer with a window keeps no more tokens than that."""
+        return bytes_per_value * sum(layer.kv_cache_values(context_length) for layer in self.layers)
 
     def runs(self) -> tuple[tuple[int, int, LayerShape], ...]:
         """Runs of equal neighbours, each as (index of its first layer, number of layers, shape)."""

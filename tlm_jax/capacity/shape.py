@@ -9,6 +9,9 @@ from typing import Any
 from tlm_jax.errors import UserError, raise_together
 
 MIXERS = ("attention",)
+GATED_MLPS = ("swiglu", "geglu", "reglu")
+PLAIN_MLPS = ("gelu", "squared_relu")
+MLPS = (*GATED_MLPS, *PLAIN_MLPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +20,15 @@ class LayerShape:
 
     Attributes:
       d_model: width of the residual stream.
-      d_ff: width of the gated MLP.
+      d_ff: width of the MLP.
       num_heads: query heads.
       num_kv_heads: key and value heads; fewer than `num_heads` is grouped-query attention.
       head_dim: width of one head; even, for rotary embeddings.
       mixer: the token mixer, one of `MIXERS`.
       num_experts, experts_per_token, expert_d_ff: 0 for a dense MLP, the only kind so far.
+      mlp: the MLP, one of `MLPS`: gated (three matrices) or plain (two).
+      window: tokens that a token attends to, itself and those right before it; 0 for all before it.
+      qk_norm: whether queries and keys are normalised, with one learned scale of head_dim values for each.
 
     Raises:
       UserError: every field that cannot be, together.
@@ -37,32 +43,46 @@ class LayerShape:
     num_experts: int = 0
     experts_per_token: int = 0
     expert_d_ff: int = 0
+    mlp: str = "swiglu"
+    window: int = 0
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         raise_together(shape_problems(dataclasses.asdict(self), "layer"))
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that multiply every token: wq, wk, wv, wo, w_gate, w_up and w_down."""
+        """Weights that multiply every token: wq, wk, wv, wo, w_gate if the MLP is gated, w_up and w_down."""
         attention = 2 * self.d_model * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return attention + 3 * self.d_model * self.d_ff
+        return attention + (3 if self.mlp in GATED_MLPS else 2) * self.d_model * self.d_ff
 
     @property
     def parameters(self) -> int:
-        """All weights of the layer: the matmuls and the scales of its two RMSNorms; there are no biases."""
-        return self.matmul_parameters + 2 * self.d_model
+        """All weights of the layer: the matmuls and the scales of its RMSNorms; there are no biases."""
+        return self.matmul_parameters + 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+
+    def context(self, sequence_length: int) -> int:
+        """The most tokens that a token attends to: the window, or the sequence where that is shorter."""
+        return min(self.window or sequence_length, sequence_length)
 
     def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
         """Matmul FLOPs of the forward pass per token, two per multiply-add.
 
-        Scores and context cost 4 · T · H · K per token in full attention; `causal` counts half of that.
+        Scores and context cost 4 · H · K for every token attended to. Full attention counts W = min(T, window) of them;
+        `causal` counts what the mask keeps of the T × W band, T·W - W²/2 for the sequence (T²/2 without a window), and
+        rounds the FLOPs per token down where T does not divide it.
         """
-        full_attention = 4 * sequence_length * self.num_heads * self.head_dim
-        return 2 * self.matmul_parameters + (full_attention // 2 if causal else full_attention)
+        T, W = sequence_length, self.context(sequence_length)
+        heads = self.num_heads * self.head_dim
+        return 2 * self.matmul_parameters + (2 * heads * W * (2 * T - W) // T if causal else 4 * heads * W)
 
-    def kv_cache_values_per_token(self) -> int:
-        """Numbers the layer keeps per token of context when it decodes: one key and one value per KV head."""
-        return 2 * self.num_kv_heads * self.head_dim
+    def kv_cache_values(self, context_length: int) -> int:
+        """Numbers the layer keeps of a context when it decodes: a key and a value per KV head for each token in sight.
+
+        Args:
+          context_length: tokens of the context; no more than the window are kept.
+        """
+        return 2 * self.num_kv_heads * self.head_dim * self.context(context_length)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(LayerShape))
@@ -107,6 +127,15 @@ def shape_problems(fields: Mapping[str, Any], where: str) -> list[UserError]:
         problems.append(
             UserError(f"unknown mixer {fields['mixer']!r}", where=f"{where}.mixer", mend=f"one of {', '.join(MIXERS)}")
         )
+    if fields.get("mlp", MLPS[0]) not in MLPS:
+        problems.append(
+            UserError(f"unknown MLP {fields['mlp']!r}", where=f"{where}.mlp", mend=f"one of {', '.join(MLPS)}")
+        )
+    window = fields.get("window", 0)
+    if not is_integer(window) or window < 0:
+        problems.append(UserError(f"must be 0 or a positive integer, not {window!r}", where=f"{where}.window"))
+    if not isinstance(fields.get("qk_norm", False), bool):
+        problems.append(UserError(f"must be true or false, not {fields['qk_norm']!r}", where=f"{where}.qk_norm"))
     problems += [
         UserError(f"must be 0, not {fields[name]!r}: layers of experts are not supported", where=f"{where}.{name}")
         for name in _EXPERTS

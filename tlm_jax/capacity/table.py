@@ -8,6 +8,12 @@ from tlm_jax.capacity.shape import LayerShape
 
 BAR_WIDTH = 32
 _COLUMNS = ("d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim")
+_OPTIONS = {"mlp": "swiglu", "window": 0, "qk_norm": False}  # shown only where a layer has another value than this
+
+
+def _columns(layers: Sequence[LayerShape]) -> tuple[str, ...]:
+    shown = (name for name, usual in _OPTIONS.items() if any(getattr(layer, name) != usual for layer in layers))
+    return (*_COLUMNS, *shown)
 
 
 def bar(value: int, largest: int, width: int = BAR_WIDTH) -> str:
@@ -32,9 +38,10 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
 def layer_table(layers: Sequence[LayerShape]) -> str:
     """One line a layer: its sizes, its parameters and its d_ff drawn."""
     largest = max(layer.d_ff for layer in layers)
-    rows = [["layer", *_COLUMNS, "parameters", "d_ff drawn"]]
+    columns = _columns(layers)
+    rows = [["layer", *columns, "parameters", "d_ff drawn"]]
     for index, layer in enumerate(layers):
-        sizes = [str(getattr(layer, column)) for column in _COLUMNS]
+        sizes = [str(getattr(layer, column)) for column in columns]
         rows.append([str(index), *sizes, f"{layer.parameters:,}", bar(layer.d_ff, largest)])
     return aligned(rows, left=(len(rows[0]) - 1,))
 
@@ -43,7 +50,9 @@ def comparison_table(a: Sequence[LayerShape], b: Sequence[LayerShape]) -> str:
     """One line a layer of two models: their d_ff, the difference, both drawn, and any other size that differs."""
     pairs = list(zip(a, b, strict=False))
     others = [
-        name for name in _COLUMNS if name != "d_ff" and any(getattr(x, name) != getattr(y, name) for x, y in pairs)
+        name
+        for name in _columns((*a, *b))
+        if name != "d_ff" and any(getattr(x, name) != getattr(y, name) for x, y in pairs)
     ]
     columns = ["d_ff", *others]
     largest = max(layer.d_ff for layer in (*a, *b))
