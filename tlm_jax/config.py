@@ -64,7 +64,10 @@ def default_config() -> ConfigDict:
     c.model.attention = "auto"  # auto, or a row of the table in tlm_jax/model/attention_kernels.py
     c.model.compute_dtype = "auto"  # auto: bfloat16 on accelerators, float32 on CPU; or float32 | bfloat16
     c.model.layer_stacking = "auto"  # auto: runs of equal layers are scanned; unrolled: none is
-    c.model.remat = "none"  # none | dots | full
+    c.model.attention_soft_cap = 0.0  # attention logits become cap · tanh(logits / cap); 0: off
+    c.model.final_soft_cap = 0.0  # the same for the vocabulary's logits
+    # none | dots | minimal | context_mlp | context | full | minimal_offloaded: what the backward pass keeps of a block,
+    c.model.remat = "none"  # from everything to its input alone; see tlm_jax/model/remat.py
     c.model.loss_chunk_tokens = 1024  # tokens per device whose logits exist at one time
     c.model.init_scale = 1.0  # multiplies every initial standard deviation
 
@@ -102,6 +105,7 @@ def default_config() -> ConfigDict:
     c.train.weight_decay = 0.1  # decoupled, times the learning rate
     c.train.weight_decay_exclude = ("norm", "embedding")  # parameter names that contain one of these do not decay
     c.train.gradient_clip = 1.0  # global norm; 0: off
+    c.train.z_loss = 0.0  # times log(sum of exp(logits))² per target, added to the loss; 0: off; PaLM: 1e-4
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
 
     c.validation = ConfigDict()

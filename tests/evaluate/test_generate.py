@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -37,14 +38,32 @@ PROMPTS = ["", "a", "The quick brown fox jumps", "to be or not to be, that is th
 NEW = 12
 
 
-def make_model():
+def make_model(profile=PROFILE, **keys):
     config = default_config()
-    config.model.init_scale = 2.5  # far from uniform predictions
-    return FunctionalDecoder(PROFILE, settings_from_config(config, "cpu"))
+    config.model.update(init_scale=2.5, **keys)  # far from uniform predictions
+    return FunctionalDecoder(profile, settings_from_config(config, "cpu"))
 
 
 MODEL = make_model()
 PARAMETERS = jax.jit(MODEL.init)(jax.random.key(7))
+
+
+def with_all(windows, **fields):
+    """`PROFILE` with these windows, and other fields in every layer."""
+    pairs = zip(PROFILE.layers, windows, strict=True)
+    layers = (dataclasses.replace(layer, window=window, **fields) for layer, window in pairs)
+    return dataclasses.replace(PROFILE, layers=tuple(layers))
+
+
+# Windows shorter than most prompts, of one token, and between a prompt and its continuation.
+OPTIONS = {
+    "windows": make_model(with_all((5, 52, 1))),
+    "soft-caps": make_model(attention_soft_cap=1.0, final_soft_cap=2.0),
+    "QK-norm": make_model(with_all((0, 0, 0), qk_norm=True)),
+    "all": make_model(
+        with_all((7, 7, 0), qk_norm=True, mlp="squared_relu"), attention_soft_cap=1.0, final_soft_cap=2.0
+    ),
+}
 ENCODED = encode_prompts(PROMPTS, TOKENIZER, NEW, 128)
 
 
@@ -67,19 +86,19 @@ def stream(generator, prompts=ENCODED, seed=0):
     return np.stack(list(generator.stream(prompts, keys)), axis=1)
 
 
-@jax.jit
-def uncached_logits(tokens_T, length):
+@functools.partial(jax.jit, static_argnums=0)
+def uncached_logits(model, parameters, tokens_T, length):
     """Logits after the first `length` tokens, by the whole forward pass; padded on the right, which causality hides."""
-    model = MODEL.bind(PARAMETERS)
+    model = model.bind(parameters)
     positions = jnp.arange(tokens_T.size)[None]
     hidden, _ = model.hidden(tokens_T[None], model.at(positions, jnp.ones_like(positions)))
     return model.logits(hidden)[0, length - 1]
 
 
-def uncached_greedy(prompt, count):
+def uncached_greedy(prompt, count, model=MODEL, parameters=PARAMETERS):
     tokens = list(prompt)
     for _ in range(count):
-        logits = np.array(uncached_logits(jnp.asarray(np.pad(tokens, (0, 96 - len(tokens)))), len(tokens)))
+        logits = np.array(uncached_logits(model, parameters, np.pad(tokens, (0, 96 - len(tokens))), len(tokens)))
         logits[[TOKENIZER.bos_id, TOKENIZER.pad_id]] = -np.inf
         logits[TOKENIZER.vocab_size :] = -np.inf
         tokens.append(int(logits.argmax()))
@@ -92,6 +111,54 @@ def test_greedy_equals_the_uncached_forward_token_by_token():
     for row, prompt in enumerate(ENCODED):
         assert generated[row].tolist() == uncached_greedy(prompt, NEW)
     assert len(set(map(tuple, generated))) == len(PROMPTS)  # the prompts matter
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def cached_logits(model, parameters, tokens_T, start, padding, segments_S, cache):
+    """Logits after the last of some tokens, the first of which goes to slot `start`; and the cache."""
+    bound, T = model.bind(parameters), len(tokens_T)
+    at = {
+        "positions": jnp.maximum(start - padding + jnp.arange(T), 0)[None],
+        "segment_ids": jax.lax.dynamic_slice(segments_S, (start,), (T,))[None],
+        "slots": {"write_index": start, "segment_ids": segments_S[None]},
+    }
+    hidden, cache = bound.hidden(tokens_T[None], at, cache)
+    return bound.logits(hidden[:, -1:])[0, 0], cache
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_decoding_equals_the_whole_forward_with_every_option(name):
+    model = OPTIONS[name]
+    parameters = jax.jit(model.init)(jax.random.key(7))
+    length, padding = 60, 6
+    tokens = np.random.default_rng(2).integers(0, VOCAB, length).astype(np.int32)
+    padded, slots = np.pad(tokens, (padding, 0)), np.arange(length + padding)
+
+    @jax.jit
+    def whole(parameters):
+        bound, positions = model.bind(parameters), jnp.arange(length)[None]
+        return bound.logits(bound.hidden(tokens[None], bound.at(positions, jnp.ones_like(positions)))[0])[0]
+
+    want = whole(parameters)
+    for prompt in (3, 50):
+        cache = init_cache(model.profile, model.settings, 1, len(slots))
+        first = 0
+        for end in range(padding + prompt, len(slots) + 1):
+            segments = ((slots >= padding) & (slots < end)).astype(np.int32)
+            got, cache = cached_logits(model, parameters, padded[first:end], first, padding, segments, cache)
+            np.testing.assert_allclose(got, want[end - padding - 1], atol=1e-4)
+            first = end
+
+
+def test_generation_with_every_option_equals_the_uncached_forward():
+    model = OPTIONS["all"]
+    parameters = jax.jit(model.init)(jax.random.key(7))
+    longest = max(map(len, ENCODED))
+    generator = Generator(model, parameters, TOKENIZER, GREEDY, batch_size=4, prompt_tokens=longest, max_new_tokens=NEW)
+    generated = stream(generator)
+    for row, prompt in enumerate(ENCODED):
+        assert generated[row].tolist() == uncached_greedy(prompt, NEW, model, parameters)
+    assert (generator.prefill._cache_size(), generator.decode._cache_size()) == (1, 1)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
@@ -138,6 +205,15 @@ def test_the_cache_is_sized_by_layer():
     }
     values = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     assert values == 3 * 20 * PROFILE.kv_cache_bytes_per_token(bytes_per_value=4)
+
+
+@pytest.mark.parametrize("length", [5, 20])
+def test_a_cache_of_windows_is_what_the_profile_says(length):
+    model = OPTIONS["windows"]
+    cache = init_cache(model.profile, model.settings, batch=3, length=length)
+    assert [cache[f"layer_{i}"]["k"].shape[2] for i in range(3)] == [5, length, 1]
+    values = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    assert values == 3 * model.profile.kv_cache_bytes(length, bytes_per_value=4)
 
 
 def test_specials_and_ids_beyond_the_tokenizer_are_never_drawn():

@@ -1,4 +1,4 @@
-"""Weights and tokens of tiny Llama models, reproducible from NumPy alone, and their layout in tlm_jax.
+"""Weights and tokens of tiny Llama-like models, reproducible from NumPy alone, and their layout in tlm_jax.
 
 The recipe, shared by `make_llama_golden.py` and the tests, so that only outputs need to be stored: one generator
 `numpy.random.default_rng(seed)`; parameters in the order of `parameter_shapes`, each one draw of
@@ -8,7 +8,9 @@ The recipe, shared by `make_llama_golden.py` and the tests, so that only outputs
     embedding          0.5 z
     other matrices     z / sqrt(fan_in)         (Hugging Face stores them as [fan_out, fan_in])
 
-so that attention is far from uniform and no norm is the identity. Tokens are drawn by a second generator.
+so that attention is far from uniform and no norm is the identity. Tokens are drawn by a second generator. `family` says
+whose model is the reference: Llama's; Qwen 3's, for QK-norm; Gemma 2's, for the windows, both soft-caps and GeGLU (its
+embedding scale, its norms' offset of one and its norms behind attention and MLP are taken out in `llama_reference`).
 
 Shapes: B batch, T time, V vocabulary, D d_model, F d_ff, H heads, G key/value heads, K head_dim.
 """
@@ -19,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-# Keys are those of `transformers.LlamaConfig`, except `seed`.
+# Keys are those of `transformers`' config of the family, except `family` and `seed`.
 _CONFIGS: dict[str, dict[str, Any]] = {
     "gqa_tied": {
+        "family": "llama",
         "vocab_size": 97,
         "hidden_size": 32,
         "intermediate_size": 56,
@@ -35,6 +38,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "seed": 11,
     },
     "mha_untied": {
+        "family": "llama",
         "vocab_size": 101,
         "hidden_size": 32,
         "intermediate_size": 40,
@@ -47,6 +51,37 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "seed": 12,
     },
+    "qwen3": {
+        "family": "qwen3",
+        "vocab_size": 89,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "seed": 13,
+    },
+    "gemma2": {
+        "family": "gemma2",
+        "vocab_size": 83,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "sliding_window": 7,  # in the first and third layer
+        "attn_logit_softcapping": 2.0,  # low enough to matter
+        "final_logit_softcapping": 3.0,
+        "seed": 14,
+    },
 }
 
 NAMES = tuple(_CONFIGS)
@@ -54,7 +89,7 @@ BATCH, TIME = 2, 24
 
 
 def llama_config(name: str) -> dict[str, Any]:
-    """The sizes of one tiny model, keyed as in `transformers.LlamaConfig`, plus `seed`."""
+    """The sizes of one tiny model, keyed as in its family's `transformers` config, plus `family` and `seed`."""
     return dict(_CONFIGS[name])
 
 
@@ -65,6 +100,8 @@ def parameter_shapes(name: str) -> dict[str, tuple[int, ...]]:
     query_width, key_width = c["num_attention_heads"] * head_dim, c["num_key_value_heads"] * head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c["vocab_size"], d_model)}
     for layer in range(c["num_hidden_layers"]):
+        if c["family"] == "qwen3":
+            shapes |= {f"model.layers.{layer}.self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
         shapes |= {
             f"model.layers.{layer}.{suffix}": shape
             for suffix, shape in (
@@ -123,8 +160,8 @@ def to_tlm_parameters(weights: dict[str, np.ndarray], profile: Any) -> dict[str,
 
     Returns:
       `embedding` [V, D]; `layers`, a list of `attention_norm.scale` [D], `attention.{wq [D, H, K], wk, wv [D, G, K],
-      wo [H, K, D]}`, `mlp_norm.scale` [D], `mlp.{w_gate, w_up [D, F], w_down [F, D]}`; `final_norm.scale` [D];
-      untied, `head` [D, V].
+      wo [H, K, D]}`, in Qwen 3 `attention.{q_norm, k_norm}.scale` [K], `mlp_norm.scale` [D], `mlp.{w_gate, w_up [D, F],
+      w_down [F, D]}`; `final_norm.scale` [D]; untied, `head` [D, V].
     """
     layers = []
     for index, shape in enumerate(profile.layers):
@@ -155,6 +192,9 @@ def to_tlm_parameters(weights: dict[str, np.ndarray], profile: Any) -> dict[str,
                 },
             }
         )
+        for name in ("q_norm", "k_norm"):
+            if f"{prefix}self_attn.{name}.weight" in weights:
+                layers[-1]["attention"][name] = {"scale": weight(f"self_attn.{name}")}
     parameters = {
         "embedding": np.asarray(weights["model.embed_tokens.weight"]),
         "layers": layers,

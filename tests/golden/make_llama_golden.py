@@ -1,12 +1,13 @@
-"""Writes `llama_<name>.npz`: the outputs of Hugging Face's Llama that tests/model/test_llama.py compares with.
+"""Writes `llama_<name>.npz`: the outputs of Hugging Face's models that tests/model/test_llama.py compares with.
 
 Run in an environment with torch and transformers (the versions are stored in the files):
 
-    python tests/golden/make_llama_golden.py
+    python tests/golden/make_llama_golden.py [NAME …]
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from llama_weights import NAMES, checksum, llama_weights
 def main() -> None:
     """Writes one file for each tiny model beside this script."""
     torch.manual_seed(0)
-    for name in NAMES:
+    for name in sys.argv[1:] or NAMES:
         outputs = reference_outputs(name)
         path = Path(__file__).parent / f"llama_{name}.npz"
         np.savez_compressed(

@@ -15,14 +15,16 @@ from tlm_jax.model import attention_kernels
 from tlm_jax.model.attention_kernels import KERNELS, choose
 
 
-def by_definition(q, k, v, segments):
+def by_definition(q, k, v, segments, window=0, soft_cap=0.0):
     """Loops over query heads and rows: [B, H, T, K] in float64."""
     B, H, T, _ = q.shape
     out = np.zeros(q.shape, np.float64)
     for b, h, t in itertools.product(range(B), range(H), range(T)):
-        seen = [s for s in range(t + 1) if segments is None or segments[b, s] == segments[b, t]]
+        first = max(0, t - window + 1) if window else 0
+        seen = [s for s in range(first, t + 1) if segments is None or segments[b, s] == segments[b, t]]
         g = h * k.shape[1] // H
         logits = k[b, g, seen].astype(np.float64) @ q[b, h, t].astype(np.float64)
+        logits = soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits
         weights = np.exp(logits - logits.max())
         out[b, h, t] = weights / weights.sum() @ v[b, g, seen].astype(np.float64)
     return out
@@ -55,13 +57,16 @@ def test_values_against_the_definition(function, with_segments):
 
 @pytest.mark.parametrize("T", [100, 128, 300, 1100])
 @pytest.mark.parametrize("with_segments", [False, True])
-def test_blocked_gradients_against_reference(T, with_segments):
+@pytest.mark.parametrize("options", [{}, {"window": 50, "soft_cap": 1.5}], ids=str)
+def test_blocked_gradients_against_reference(T, with_segments, options):
     q, k, v, segments = inputs(T=T, K=8)
     segments = segments if with_segments else None
     weight = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
 
     def value_and_gradients(function):
-        return jax.jit(jax.value_and_grad(lambda *qkv: jnp.sum(function(*qkv, segments) * weight), (0, 1, 2)))(q, k, v)
+        return jax.jit(
+            jax.value_and_grad(lambda *qkv: jnp.sum(function(*qkv, segments, **options) * weight), (0, 1, 2))
+        )(q, k, v)
 
     got, want = (value_and_gradients(f) for f in (attention_kernels.blocked, attention_kernels.reference))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got, want)
@@ -78,15 +83,43 @@ def test_blocked_keeps_no_weights_for_the_backward_pass():
     assert temporary_bytes(attention_kernels.blocked) < temporary_bytes(attention_kernels.reference) / 3
 
 
-@pytest.mark.parametrize("function", [attention_kernels.splash, attention_kernels.pallas_gpu], ids=["splash", "pallas"])
-def test_kernel_gradients_against_reference(function):
+@pytest.mark.parametrize(("window", "soft_cap"), [(1, 0.0), (37, 0.0), (0, 1.5), (37, 1.5), (127, 0.0)])
+@pytest.mark.parametrize(
+    "function",
+    [attention_kernels.reference, attention_kernels.blocked, partial(attention_kernels.splash, interpret=True)],
+    ids=["reference", "blocked", "splash"],
+)
+def test_windows_and_soft_caps_against_the_definition(function, window, soft_cap):
+    # Three of splash's blocks, so that the band leaves some out.
+    q, k, v, segments = inputs(
+        T=384 if soft_cap and window else 128, B=1, K=128 if isinstance(function, partial) else 16
+    )
+    segments = segments if window < 100 else None
+    q = 3 * q  # logits beyond the cap
+    got = jax.jit(partial(function, window=window, soft_cap=soft_cap))(q, k, v, segments)
+    want = by_definition(q, k, v, segments, window, soft_cap)
+    np.testing.assert_allclose(got, want, atol=2e-5)
+    assert np.abs(want - by_definition(q, k, v, segments)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (attention_kernels.splash, {}),
+        (attention_kernels.splash, {"window": 37, "soft_cap": 1.5}),
+        (attention_kernels.pallas_gpu, {}),
+    ],
+    ids=["splash", "splash with window and soft-cap", "pallas"],
+)
+def test_kernel_gradients_against_reference(function, options):
     q, k, v, segments = inputs(T=128, K=128, B=1)
+    function, plain = partial(function, **options), partial(attention_kernels.reference, **options)
     weight = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
 
     def loss(f, q, k, v):
         return jnp.sum(f(q, k, v, segments) * weight)
 
-    want = jax.jit(jax.grad(partial(loss, attention_kernels.reference), argnums=(0, 1, 2)))(q, k, v)
+    want = jax.jit(jax.grad(partial(loss, plain), argnums=(0, 1, 2)))(q, k, v)
     got = jax.jit(jax.grad(partial(loss, partial(function, interpret=True)), argnums=(0, 1, 2)))(q, k, v)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
@@ -101,6 +134,9 @@ def test_kernel_gradients_against_reference(function):
         ("gpu", {"gqa", "float32"}, "pallas"),
         ("cuda", {"segments"}, "pallas"),
         ("cpu", {"segments", "gqa", "float32"}, "blocked"),
+        ("tpu", {"segments", "gqa", "window", "soft_cap"}, "splash"),
+        ("gpu", {"gqa", "window"}, "cudnn"),
+        ("cpu", {"segments", "window", "soft_cap"}, "blocked"),
     ],
 )
 def test_choice(platform, features, name):
@@ -116,6 +152,8 @@ def test_no_accelerator_row_is_quadratic():
     [
         ("gpu", {"segments"}, 1000, "auto", "multiples of 128, not 1000"),
         ("gpu", {"segments"}, 1024, "cudnn", "cudnn has no segments"),
+        ("gpu", {"segments", "window"}, 1024, "auto", "cudnn has no segments; pallas has no window"),
+        ("gpu", {"soft_cap"}, 1024, "auto", "cudnn has no soft_cap; pallas has no soft_cap"),
         ("cpu", set(), 64, "splash", "splash does not run on cpu"),
         ("tpu", set(), 1024, "flash", "not one of auto, splash"),
     ],
@@ -123,6 +161,35 @@ def test_no_accelerator_row_is_quadratic():
 def test_what_no_row_serves_is_an_error(platform, features, length, requested, text):
     with pytest.raises(UserError, match=text):
         choose(platform, features, length, requested)
+
+
+def test_cudnns_window_leaves_out_the_token_itself(monkeypatch):
+    calls = []
+
+    def record(query, key, value, **options):
+        calls.append(options["local_window_size"])
+        return query
+
+    shapes = [jax.ShapeDtypeStruct((1, n, 256, 64), jnp.bfloat16) for n in (4, 2, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.nn, "dot_product_attention", record)
+        jax.eval_shape(lambda q, k, v: attention_kernels.cudnn(q, k, v, None, window=7), *shapes)
+        jax.eval_shape(lambda q, k, v: attention_kernels.cudnn(q, k, v, None), *shapes)
+    assert calls == [(6, 0), None]
+    # What that means, by the plain implementation behind the same arguments.
+    q, k, v, _ = inputs(T=32)
+    turned = (x.swapaxes(1, 2) for x in (q, k, v))
+    got = jax.nn.dot_product_attention(*turned, scale=1.0, is_causal=True, local_window_size=(6, 0))
+    np.testing.assert_allclose(got.swapaxes(1, 2), by_definition(q, k, v, None, window=7), atol=2e-5)
+
+
+def test_splash_lowers_for_tpu_with_window_and_soft_cap():
+    shapes = [jax.ShapeDtypeStruct((1, n, 1024, 128), jnp.bfloat16) for n in (4, 2, 2)]
+    segments = jax.ShapeDtypeStruct((1, 1024), jnp.int32)
+    function = jax.jit(partial(attention_kernels.splash, window=200, soft_cap=50.0))
+    text = function.trace(*shapes, segments).lower(lowering_platforms=("tpu",)).as_text()
+    assert "tpu_custom_call" in text
+    assert "1024x1024" not in text
 
 
 @pytest.mark.parametrize("segmented", [False, True])

@@ -80,7 +80,12 @@ def build(config: ConfigDict, mesh_sizes: tuple[int, int] = (1, 1)):
         abstract = abstract_state(model, optimizer, mesh)
         state = init_state(model, optimizer, abstract, config.seed)
         step = make_train_step(
-            model, optimizer, learning_rate_schedule(config), config.train.gradient_accumulation, abstract
+            model,
+            optimizer,
+            learning_rate_schedule(config),
+            config.train.gradient_accumulation,
+            abstract,
+            config.train.z_loss,
         )
     return model, mesh, state, step
 

@@ -1,6 +1,7 @@
 """Self-attention with rotary embedding and a key/value cache.
 
-B batch, T time, S cached time, D this layer's d_model, H query heads, G key/value heads, K head_dim.
+B batch, T time, S cached time, C slots of this layer's cache, D this layer's d_model, H query heads, G key/value heads,
+K head_dim.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import TypedDict
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from tlm_jax.capacity.shape import LayerShape
-from tlm_jax.model import attention_kernels
-from tlm_jax.model.layers import parameter
+from tlm_jax.model import attention_kernels, remat
+from tlm_jax.model.layers import RMSNorm, parameter
 from tlm_jax.model.settings import ModelSettings
 
 
@@ -41,7 +43,8 @@ class Positions(TypedDict):
     slots: Slots | None
 
 
-LayerCache = dict[str, jax.Array]  # "k", "v": [B, G, S, K]
+# "k", "v": [B, G, C, K], C = S, or the window where that is smaller: the token at index i stands in slot i modulo C.
+LayerCache = dict[str, jax.Array]
 
 
 def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Array:
@@ -55,18 +58,43 @@ def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Arra
     return rotated.astype(x_BHTK.dtype)
 
 
-def attention_features(shape: LayerShape, settings: ModelSettings, with_segments: bool) -> set[str]:
-    """What a layer needs of an attention kernel, in the words of `attention_kernels.KERNELS`."""
+def _write(cache_BGCK: jax.Array, new_BGTK: jax.Array, index: jax.Array) -> jax.Array:
+    """The cache with T tokens in it, the first of which is the sequence's token `index`; the oldest make room."""
+    C, T = cache_BGCK.shape[2], new_BGTK.shape[2]
+    new_BGTK = new_BGTK.astype(cache_BGCK.dtype)
+    if T <= C:  # one token, or a prompt into an empty cache: neither goes beyond the last slot
+        return jax.lax.dynamic_update_slice(cache_BGCK, new_BGTK, (0, 0, index % C, 0))
+    return jnp.roll(new_BGTK[:, :, T - C :], index + T, axis=2)
+
+
+def _slot_segments(slots: Slots, C: int) -> jax.Array:
+    """The segment ids [B, C] of a layer's slots once the token at `write_index` is in; 0 for those still empty."""
+    index, S = slots["write_index"], slots["segment_ids"].shape[1]
+    if S == C:
+        return slots["segment_ids"]
+    token_C = index - (index - jnp.arange(C)) % C
+    return jnp.where(token_C >= 0, slots["segment_ids"][:, token_C], 0)
+
+
+def attention_features(shape: LayerShape, settings: ModelSettings, with_segments: bool, length: int) -> set[str]:
+    """What a layer needs of an attention kernel at a sequence length, in the words of `attention_kernels.KERNELS`."""
     needed = {
         "segments": with_segments,
         "gqa": shape.num_heads != shape.num_kv_heads,
         "float32": settings.dtype == jnp.float32,
+        "window": shape.context(length) < length,
+        "soft_cap": settings.attention_soft_cap > 0,
     }
     return {feature for feature, is_needed in needed.items() if is_needed}
 
 
 class Attention(nnx.Module):
-    """Causal grouped-query self-attention with rotary embedding (Ainslie et al. 2023, arXiv 2305.13245)."""
+    """Causal grouped-query self-attention with rotary embedding (Ainslie et al. 2023, arXiv 2305.13245).
+
+    With QK-norm, every query and key is an RMSNorm's output before it is rotated, the scale shared by the heads
+    (Dehghani et al. 2023, arXiv 2302.05442; here as in Qwen3, arXiv 2505.09388). With a window, a token attends to
+    itself and the `window - 1` tokens before it (Beltagy et al. 2020, arXiv 2004.05150).
+    """
 
     def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
         D, H, G, K = shape.d_model, shape.num_heads, shape.num_kv_heads, shape.head_dim
@@ -76,6 +104,8 @@ class Attention(nnx.Module):
         self.wk = parameter(key, "wk", (D, G, K), ("embed", "kv_heads", None), into)
         self.wv = parameter(key, "wv", (D, G, K), ("embed", "kv_heads", None), into)
         self.wo = parameter(key, "wo", (H, K, D), ("heads", None, "embed"), out)
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(key, K, settings.norm_epsilon) for _ in range(2))
         self.shape, self.settings = shape, settings
 
     def __call__(
@@ -83,30 +113,34 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set."""
         dtype = self.settings.dtype
-        q_BHTK, k_BGTK, v_BGTK = (self._to_heads(x_BTD, w[...].astype(dtype)) for w in (self.wq, self.wk, self.wv))
+        q_BHTK, k_BGTK, v_BGTK = (
+            checkpoint_name(self._to_heads(x_BTD, w[...].astype(dtype)), name)
+            for w, name in ((self.wq, remat.QUERY), (self.wk, remat.KEY), (self.wv, remat.VALUE))
+        )
+        if self.shape.qk_norm:
+            q_BHTK, k_BGTK = self.q_norm(q_BHTK), self.k_norm(k_BGTK)
         q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
         k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
         slots = at["slots"]
         assert (cache is None) == (slots is None)
         if cache is not None and slots is not None:
-            start = (0, 0, slots["write_index"], 0)
-            cache = {
-                "k": jax.lax.dynamic_update_slice(cache["k"], k_BGTK.astype(cache["k"].dtype), start),
-                "v": jax.lax.dynamic_update_slice(cache["v"], v_BGTK.astype(cache["v"].dtype), start),
-            }
-        T = x_BTD.shape[1]
+            index = slots["write_index"]
+            cache = {"k": _write(cache["k"], k_BGTK, index), "v": _write(cache["v"], v_BGTK, index)}
+        T, soft_cap = x_BTD.shape[1], self.settings.attention_soft_cap
         if cache is not None and slots is not None and T == 1:
-            # Slots after this one still carry segment 0, so the comparison is also the causal mask.
-            mask_B1S = at["segment_ids"][:, :, None] == slots["segment_ids"][:, None, :]
-            y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1S)
+            # Slots after this one still carry segment 0, so the comparison is also the causal mask; and whatever is in
+            # the slots is inside the window.
+            mask_B1C = at["segment_ids"][:, :, None] == _slot_segments(slots, cache["k"].shape[2])[:, None, :]
+            y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1C, soft_cap)
         else:
             # More than one token fills an empty cache: they see only each other, as in training.
             with_segments = self.settings.document_mask or cache is not None
             segments = at["segment_ids"] if with_segments else None
-            features = attention_features(self.shape, self.settings, with_segments)
+            features = attention_features(self.shape, self.settings, with_segments, T)
             kernel = attention_kernels.choose(self.settings.platform, features, T, self.settings.attention)
-            y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments)
-        return self._from_heads(y_BHTK, self.wo[...].astype(dtype)), cache
+            window = self.shape.window if "window" in features else 0
+            y_BHTK = kernel.function(q_BHTK, k_BGTK, v_BGTK, segments, window=window, soft_cap=soft_cap)
+        return checkpoint_name(self._from_heads(y_BHTK, self.wo[...].astype(dtype)), remat.ATTENTION_OUT), cache
 
     # TPUs do best with the einsum that makes heads-major activations at once, CPUs with plain matrices.
 

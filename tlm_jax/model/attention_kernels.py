@@ -10,22 +10,28 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from tlm_jax.errors import UserError
 from tlm_jax.model.blocked_attention import MASK_VALUE, blocked
+from tlm_jax.model.layers import soft_capped
+from tlm_jax.model.remat import CONTEXT
 from tlm_jax.parallel.mesh import BATCH_AXES
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array, "jax.Array | None"], jax.Array]
+Attention = Callable[..., jax.Array]  # as `Kernel.function`
 
 
-def masked_attention(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def masked_attention(
+    q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, mask_BTS: jax.Array, soft_cap: float = 0.0
+) -> jax.Array:
     """Attention by its definition, logits and softmax in float32; materialises [B, H, T, S].
 
     Args:
       q_BHTK: queries, already scaled; H is a multiple of G.
       k_BGSK, v_BGSK: keys and values.
       mask_BTS: bool, True where a query may look. A row without True attends to everything alike.
+      soft_cap: the logits' soft-cap; 0 for none.
 
     Returns:
       [B, H, T, K] in the values' dtype.
@@ -34,18 +40,29 @@ def masked_attention(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, ma
     # One batch axis N = B·G and one row axis M = R·T: XLA's CPU backend is slower with more of them.
     q_NMK, k_NSK, v_NSK = q_BHTK.reshape(B * G, -1, K), k_BGSK.reshape(B * G, S, K), v_BGSK.reshape(B * G, S, K)
     logits_NMS = jnp.einsum("NMK,NSK->NMS", q_NMK, k_NSK, preferred_element_type=jnp.float32)
+    logits_NMS = soft_capped(logits_NMS, soft_cap)
     logits_BHTS = jnp.where(mask_BTS[:, None], logits_NMS.reshape(B, H, T, S), MASK_VALUE)
     weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(v_BGSK.dtype)
     return jnp.einsum("NMS,NSK->NMK", weights_BHTS.reshape(logits_NMS.shape), v_NSK).reshape(q_BHTK.shape)
 
 
-def reference(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+def reference(
+    q_BHTK: jax.Array,
+    k_BGSK: jax.Array,
+    v_BGSK: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> jax.Array:
     """CPU: by definition."""
     T = q_BHTK.shape[2]
     mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
+    if window:
+        mask_BTS = mask_BTS & ~jnp.tril(mask_BTS, -window)
     if segment_ids_BT is not None:
         mask_BTS = mask_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
-    return masked_attention(q_BHTK, k_BGSK, v_BGSK, mask_BTS)
+    return checkpoint_name(masked_attention(q_BHTK, k_BGSK, v_BGSK, mask_BTS, soft_cap), CONTEXT)
 
 
 def splash(
@@ -54,9 +71,11 @@ def splash(
     v_BGSK: jax.Array,
     segment_ids_BT: jax.Array | None,
     *,
+    window: int = 0,
+    soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> jax.Array:
-    """TPU: blocks of the causal triangle only, documents masked inside the kernel."""
+    """TPU: blocks of the causal triangle or of the window's band only, documents masked inside the kernel."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -74,9 +93,15 @@ def splash(
     )
 
     def local(q_HTK: jax.Array, k_GSK: jax.Array, v_GSK: jax.Array, segments_T: jax.Array | None) -> jax.Array:
-        mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * q_HTK.shape[0])
+        of_head = masks.LocalMask((T, T), (window - 1, 0), offset=0) if window else masks.CausalMask((T, T))
         kernel = kernels.make_splash_mha(
-            mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes, interpret=interpret
+            mask=masks.MultiHeadMask([of_head] * q_HTK.shape[0]),
+            head_shards=1,
+            q_seq_shards=1,
+            block_sizes=sizes,
+            attn_logits_soft_cap=soft_cap or None,
+            residual_checkpoint_name=CONTEXT,
+            interpret=interpret,
         )
         segments = None if segments_T is None else kernels.SegmentIds(q=segments_T, kv=segments_T)
         return kernel(q_HTK, k_GSK, v_GSK, segment_ids=segments)
@@ -92,10 +117,15 @@ def pallas_gpu(
     v_BGSK: jax.Array,
     segment_ids_BT: jax.Array | None,
     *,
+    window: int = 0,
+    soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> jax.Array:
     """GPU: the Triton kernel that takes segment ids."""
     from jax.experimental.pallas.ops.gpu import attention as gpu
+
+    assert not window  # the table offers this row only without
+    assert not soft_cap
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> jax.Array:
         # The kernel wants as many key heads as query heads.
@@ -103,17 +133,36 @@ def pallas_gpu(
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         return gpu.mha(q, k, v, segments, sm_scale=1.0, causal=True, interpret=interpret).swapaxes(1, 2)
 
-    return _on_each_device(local)(q_BHTK, k_BGSK, v_BGSK, segment_ids_BT)
+    return checkpoint_name(_on_each_device(local)(q_BHTK, k_BGSK, v_BGSK, segment_ids_BT), CONTEXT)
 
 
-def cudnn(q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, segment_ids_BT: jax.Array | None) -> jax.Array:
+def cudnn(
+    q_BHTK: jax.Array,
+    k_BGSK: jax.Array,
+    v_BGSK: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> jax.Array:
     """GPU: cuDNN's, without documents."""
-    del segment_ids_BT  # the table offers this row only without them
+    assert segment_ids_BT is None  # the table offers this row only without them
+    assert not soft_cap
     q, k, v = (x.swapaxes(1, 2) for x in (q_BHTK, k_BGSK, v_BGSK))
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, is_causal=True, implementation="cudnn").swapaxes(1, 2)
+    # A window here is what is seen beside the token itself.
+    context_BTHK = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        scale=1.0,
+        is_causal=True,
+        local_window_size=(window - 1, 0) if window else None,
+        implementation="cudnn",
+    )
+    return checkpoint_name(context_BTHK.swapaxes(1, 2), CONTEXT)
 
 
-def _on_each_device(local: Callable[..., jax.Array]) -> Attention:
+def _on_each_device(local: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Runs a Pallas call on each device's batch and heads: the partitioner cannot look inside it."""
     if jax.sharding.get_abstract_mesh().empty:
         return local
@@ -135,24 +184,28 @@ def _on_each_device(local: Callable[..., jax.Array]) -> Attention:
 class Kernel:
     """A row of the table: causal self-attention by one implementation.
 
-    `function(q_BHTK scaled, k_BGSK, v_BGSK, segment_ids_BT or None)` returns [B, H, T, K].
+    `function(q_BHTK scaled, k_BGSK, v_BGSK, segment_ids_BT or None, window=, soft_cap=)` returns [B, H, T, K], named
+    `remat.CONTEXT`. A window below T leaves a query itself and the `window - 1` keys before it, 0 all before it; a
+    soft-cap of 0 is none.
     """
 
     name: str
     platforms: frozenset[str]
-    features: frozenset[str]  # of "segments", "gqa", "float32"; later "window", "soft_cap"
+    features: frozenset[str]  # of "segments", "gqa", "float32", "window", "soft_cap"
     block: int  # the sequence length is a multiple of it
     quadratic: bool  # materialises T × T
     function: Attention
 
 
+ALL_FEATURES = frozenset({"segments", "gqa", "float32", "window", "soft_cap"})
+
 KERNELS = (
-    Kernel("splash", frozenset({"tpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, splash),
-    Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa"}), 1, False, cudnn),
+    Kernel("splash", frozenset({"tpu"}), ALL_FEATURES, 128, False, splash),
+    Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa", "window"}), 1, False, cudnn),
     # jax 0.12 deprecates this kernel without another that takes segment ids.
     Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, pallas_gpu),
-    Kernel("blocked", frozenset({"cpu"}), frozenset({"segments", "gqa", "float32"}), 1, True, blocked),
-    Kernel("reference", frozenset({"cpu"}), frozenset({"segments", "gqa", "float32"}), 1, True, reference),
+    Kernel("blocked", frozenset({"cpu"}), ALL_FEATURES, 1, True, blocked),
+    Kernel("reference", frozenset({"cpu"}), ALL_FEATURES, 1, True, reference),
 )
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model.attention import Attention, LayerCache, Positions
 from tlm_jax.model.layers import RMSNorm
-from tlm_jax.model.mlp import GatedMLP
+from tlm_jax.model.mlp import MLP
 from tlm_jax.model.settings import ModelSettings
 from tlm_jax.parallel.rules import pin_batch
 
@@ -29,7 +29,7 @@ class Block(nnx.Module):
         self.attention_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
         self.attention = Attention(key, shape, settings, depth)
         self.mlp_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
-        self.mlp = GatedMLP(key, shape, settings, depth)
+        self.mlp = MLP(key, shape, settings, depth)
 
     def __call__(
         self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None

@@ -20,8 +20,9 @@ from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model.attention import LayerCache, Positions
 from tlm_jax.model.block import Block
-from tlm_jax.model.layers import RMSNorm, embed, parameter
-from tlm_jax.model.loss import cross_entropy_sum
+from tlm_jax.model.layers import RMSNorm, embed, parameter, soft_capped
+from tlm_jax.model.loss import LossSums, loss_sums
+from tlm_jax.model.remat import remat
 from tlm_jax.model.settings import ModelSettings, exact_products
 from tlm_jax.parallel.rules import pin_batch
 
@@ -66,17 +67,6 @@ def layers_of(name: str) -> range | None:
     if named[1]:
         return range(int(named[1]), int(named[1]) + 1)
     return range(int(named[2]), int(named[3]) + 1)
-
-
-def _remat(function: Any, policy: str, *, scanned: bool) -> Any:
-    if policy == "none":
-        return function
-    policies = {
-        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        "full": jax.checkpoint_policies.nothing_saveable,
-    }
-    # A scan already keeps the recomputation apart from the first computation.
-    return jax.checkpoint(function, policy=policies[policy], prevent_cse=not scanned)
 
 
 def _create(run: Run, key: jax.Array, settings: ModelSettings, depth: int) -> Block:
@@ -131,7 +121,7 @@ class Decoder(nnx.Module):
                     layer_weights, layer_cache = layer
                     return nnx.merge(definition, layer_weights)(x_BTD, at, layer_cache)
 
-                apply = _remat(apply, self.settings.remat, scanned=run.stacked)
+                apply = remat(apply, self.settings.remat, scanned=run.stacked)
                 run_cache = None if cache is None else cache[run.name]
                 if run.stacked:
                     # Only activations are carried; weights enter as scanned inputs and are never returned.
@@ -147,24 +137,33 @@ class Decoder(nnx.Module):
         return self.embedding[...] if self.profile.tied_embeddings else self.head[...].T
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
-        """float32 logits [B, T, V]: for sampling and tests; training uses `loss_sum`."""
+        """float32 logits [B, T, V]: for sampling and tests; training uses `loss_sums`."""
         table_VD = self.output_table().astype(hidden_BTD.dtype)
         with exact_products(self.settings):
-            return jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+            logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
+        return soft_capped(logits_BTV, self.settings.final_soft_cap)
 
-    def loss_sum(
+    def loss_sums(
         self,
         inputs_BT: jax.Array,
         targets_BT: jax.Array,
         mask_BT: jax.Array,
         segment_ids_BT: jax.Array,
         positions_BT: jax.Array,
-    ) -> jax.Array:
-        """Sum of the cross-entropy over unmasked targets, in nats, float32."""
+        *,
+        z_loss: float = 0.0,
+    ) -> LossSums:
+        """The sums over unmasked targets of the cross-entropy and of `z_loss` times the z-loss, in nats, float32."""
         hidden_BTD, _ = self.hidden(inputs_BT, self.at(positions_BT, segment_ids_BT))
         with exact_products(self.settings):
-            return cross_entropy_sum(
-                hidden_BTD, self.output_table(), targets_BT, mask_BT, self.settings.loss_chunk_tokens
+            return loss_sums(
+                hidden_BTD,
+                self.output_table(),
+                targets_BT,
+                mask_BT,
+                self.settings.loss_chunk_tokens,
+                soft_cap=self.settings.final_soft_cap,
+                z_loss=z_loss,
             )
 
     @staticmethod
@@ -178,10 +177,13 @@ class Decoder(nnx.Module):
 
 
 def init_cache(profile: Profile, settings: ModelSettings, batch: int, length: int) -> dict[str, LayerCache]:
-    """An empty key/value cache of `length` slots, each layer at its own heads and head_dim, in the compute dtype."""
+    """An empty key/value cache of `length` tokens, each layer at its own heads and head_dim, in the compute dtype.
+
+    A layer with a window keeps no more tokens than that.
+    """
     cache: dict[str, LayerCache] = {}
     for run in layout(profile, settings.layer_stacking):
         stack = (run.length,) if run.stacked else ()
-        shape = (*stack, batch, run.shape.num_kv_heads, length, run.shape.head_dim)
+        shape = (*stack, batch, run.shape.num_kv_heads, run.shape.context(length), run.shape.head_dim)
         cache[run.name] = {"k": jnp.zeros(shape, settings.dtype), "v": jnp.zeros(shape, settings.dtype)}
     return cache

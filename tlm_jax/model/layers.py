@@ -1,4 +1,4 @@
-"""What the parts of a block share: parameters, RMSNorm, the token embedding.
+"""What the parts of a block share: parameters, RMSNorm, soft-caps, the token embedding.
 
 B batch, T time, D this layer's d_model, V vocabulary.
 """
@@ -63,6 +63,11 @@ class RMSNorm(nnx.Module):
         x32_BTD = x_BTD.astype(jnp.float32)
         inverse_BT1 = jax.lax.rsqrt(jnp.mean(jnp.square(x32_BTD), axis=-1, keepdims=True) + self.epsilon)
         return (x32_BTD * inverse_BT1 * self.scale[...]).astype(x_BTD.dtype)
+
+
+def soft_capped(logits: jax.Array, cap: float) -> jax.Array:
+    """`cap * tanh(logits / cap)`, inside (-cap, cap) (Gemma 2, arXiv 2408.00118, section 2); 0 changes nothing."""
+    return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

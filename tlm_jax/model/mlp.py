@@ -6,30 +6,49 @@ B batch, T time, D this layer's d_model, F this layer's d_ff.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from tlm_jax.capacity.shape import LayerShape
-from tlm_jax.kernels.gated_mlp import gated_mlp
+from tlm_jax.capacity.shape import GATED_MLPS, LayerShape
+from tlm_jax.kernels.gated_mlp import Activation, gated_mlp, plain_mlp
 from tlm_jax.model.layers import parameter
 from tlm_jax.model.settings import ModelSettings
 
+_gelu = partial(jax.nn.gelu, approximate=True)
 
-class GatedMLP(nnx.Module):
-    """SwiGLU MLP of this layer's d_ff."""
+# By the names of `capacity.shape.MLPS`. GELU is its tanh approximation (Hendrycks & Gimpel 2016, arXiv 1606.08415), as
+# in GPT-2 and Gemma; squared ReLU is that of So et al. 2021, arXiv 2109.08668.
+ACTIVATIONS: dict[str, Activation] = {
+    "swiglu": jax.nn.silu,
+    "geglu": _gelu,
+    "reglu": jax.nn.relu,
+    "gelu": _gelu,
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
+}
+
+
+class MLP(nnx.Module):
+    """The MLP of this layer's kind and d_ff; a plain one has no gate weight."""
 
     def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
         D, F = shape.d_model, shape.d_ff
         into = settings.init_scale / math.sqrt(D)
         out = settings.init_scale / math.sqrt(F) / math.sqrt(2 * depth)
-        self.w_gate = parameter(key, "w_gate", (D, F), ("embed", "mlp"), into)
+        self.gated = shape.mlp in GATED_MLPS
+        if self.gated:
+            self.w_gate = parameter(key, "w_gate", (D, F), ("embed", "mlp"), into)
         self.w_up = parameter(key, "w_up", (D, F), ("embed", "mlp"), into)
         self.w_down = parameter(key, "w_down", (F, D), ("mlp", "embed"), out)
-        self.settings = settings
+        self.shape, self.settings = shape, settings
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """Returns [B, T, D]."""
         dtype = self.settings.dtype
-        weights = (w[...].astype(dtype) for w in (self.w_gate, self.w_up, self.w_down))
-        return gated_mlp(x_BTD, *weights)
+        w_up, w_down = (w[...].astype(dtype) for w in (self.w_up, self.w_down))
+        activation = ACTIVATIONS[self.shape.mlp]
+        if self.gated:
+            return gated_mlp(x_BTD, self.w_gate[...].astype(dtype), w_up, w_down, activation)
+        return plain_mlp(x_BTD, w_up, w_down, activation)

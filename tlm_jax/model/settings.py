@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES
 from tlm_jax.parallel.devices import all_devices
 
-REMAT = ("none", "dots", "full")
 LAYER_STACKING = ("auto", "unrolled")
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -31,6 +32,8 @@ class ModelSettings:
     remat: str
     loss_chunk_tokens: int
     init_scale: float
+    attention_soft_cap: float
+    final_soft_cap: float
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -57,7 +60,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
     problems = []
     for key, value, choices in (
         ("compute_dtype", dtype, ("auto", *COMPUTE_DTYPES)),
-        ("remat", m.remat, REMAT),
+        ("remat", m.remat, POLICIES),
         ("layer_stacking", m.layer_stacking, LAYER_STACKING),
     ):
         if value not in choices:
@@ -65,6 +68,13 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
     for key in ("rope_theta", "norm_epsilon", "loss_chunk_tokens", "init_scale"):
         if not m[key] > 0:
             problems.append(UserError(f"must be above 0, not {m[key]}", where=f"config.model.{key}"))
+    for key in ("attention_soft_cap", "final_soft_cap"):
+        if not 0 <= m[key] < math.inf:
+            problems.append(UserError(f"must be 0 or above, not {m[key]}", where=f"config.model.{key}"))
+    offloads = m.remat in NAMED_POLICIES and NAMED_POLICIES[m.remat].offloaded
+    if offloads and platform not in OFFLOADING_PLATFORMS:
+        where, mend = "config.model.remat", "take minimal, which keeps the same values on the device"
+        problems.append(UserError(f"{m.remat} has nowhere to offload to on {platform}", where=where, mend=mend))
     raise_together(problems)
     return ModelSettings(
         platform=platform,
@@ -77,4 +87,6 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         remat=m.remat,
         loss_chunk_tokens=m.loss_chunk_tokens,
         init_scale=m.init_scale,
+        attention_soft_cap=m.attention_soft_cap,
+        final_soft_cap=m.final_soft_cap,
     )

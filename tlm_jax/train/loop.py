@@ -74,7 +74,12 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
 
         # --- The parts that run
         train_step = make_train_step(
-            setup.model, setup.optimizer, setup.learning_rate, config.train.gradient_accumulation, setup.abstract
+            setup.model,
+            setup.optimizer,
+            setup.learning_rate,
+            config.train.gradient_accumulation,
+            setup.abstract,
+            config.train.z_loss,
         )
         eval_step = make_eval_step(setup.model)
         peak, peak_source = _peak(setup)

@@ -93,6 +93,8 @@ def make_record(step: int, values: dict[str, Any], meter: Meter, *, with_norms: 
         "train_flops": positions * meter.profile.train_flops_per_token(meter.sequence_length, causal=True),
         "time": time.time(),
     }
+    if z_loss_sum := float(values["z_loss_sum"]):
+        record["z_loss"] = z_loss_sum / max(tokens, 1)
     if with_norms:
         kinds = ("gradient", "update", "parameter")
         record["norms"] = {kind: [float(v) for v in row] for kind, row in zip(kinds, values["norms"], strict=True)}

@@ -53,8 +53,10 @@ def _try(problems: list[UserError], build: Callable[[], T]) -> T | None:
 
 
 def _check_attention(config: ConfigDict, profile: Profile, settings: ModelSettings) -> None:
-    for features in {frozenset(attention_features(s, settings, settings.document_mask)) for s in set(profile.layers)}:
-        attention_kernels.choose(settings.platform, features, config.data.sequence_length, config.model.attention)
+    length = config.data.sequence_length
+    shapes = set(profile.layers)
+    for features in {frozenset(attention_features(s, settings, settings.document_mask, length)) for s in shapes}:
+        attention_kernels.choose(settings.platform, features, length, config.model.attention)
 
 
 def _check_counts(config: ConfigDict) -> list[UserError]:
@@ -64,6 +66,7 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "train.global_batch_size": 1,
         "train.gradient_accumulation": 1,
         "train.max_nonfinite_steps": 1,
+        "train.z_loss": 0,
         "data.sequence_length": 1,
         "data.num_workers": 0,
         "validation.every_steps": 0,

@@ -14,6 +14,7 @@ import optax
 
 from tlm_jax.model.decoder import layout
 from tlm_jax.model.functional import FunctionalDecoder, Parameters
+from tlm_jax.model.loss import LossSums
 from tlm_jax.parallel.rules import pin_batch
 from tlm_jax.train.state import State
 
@@ -27,7 +28,12 @@ MODEL_KEYS = ("inputs", "targets", "mask", "segment_ids", "positions")
 
 def loss_sum(model: FunctionalDecoder, params: Parameters, batch: Batch) -> jax.Array:
     """Summed cross-entropy of a batch in nats, float32."""
-    return model.bind(params).loss_sum(*(batch[key] for key in MODEL_KEYS))
+    return loss_sums(model, params, batch).objective
+
+
+def loss_sums(model: FunctionalDecoder, params: Parameters, batch: Batch, z_loss: float = 0.0) -> LossSums:
+    """What training minimises, summed over a batch, and its parts."""
+    return model.bind(params).loss_sums(*(batch[key] for key in MODEL_KEYS), z_loss=z_loss)
 
 
 def _micro_batches(batch: Batch, count: int) -> Batch:
@@ -62,14 +68,16 @@ def make_train_step(
     learning_rate: optax.Schedule,
     gradient_accumulation: int,
     abstract: State,
+    z_loss: float = 0.0,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
-    Losses and token counts are summed over micro-batches and divided once, so that the number of micro-batches does not
-    matter, whatever the masks. If loss or gradient is not finite, parameters and optimizer stay as they were and the
-    step is counted as skipped. Metrics: scalars `loss_sum` (nats), `tokens`, `bytes`, `gradient_norm`, `update_norm`,
-    `parameter_norm`, `learning_rate`, `skipped`, `skipped_row`, `requests` [2], and `norms` [3, L + 1]: gradient,
-    update and parameter norm by layer, last the parameters outside layers.
+    Losses (cross-entropy and z-loss) and token counts are summed over micro-batches and divided once, so that the
+    number of micro-batches does not matter, whatever the masks. If loss or gradient is not finite, parameters and
+    optimizer stay as they were and the step is counted as skipped. Metrics: scalars `loss_sum` and `z_loss_sum` (nats),
+    `tokens`, `bytes`, `gradient_norm`, `update_norm`, `parameter_norm`, `learning_rate`, `skipped`, `skipped_row`,
+    `requests` [2], and `norms` [3, L + 1]: gradient, update and parameter norm by layer, last the parameters outside
+    layers.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
@@ -77,34 +85,42 @@ def make_train_step(
         """Left to the compiler, gradients may come back replicated."""
         return jax.lax.with_sharding_constraint(grads, shardings["params"])
 
-    def gradients(params: Parameters, batch: Batch) -> tuple[jax.Array, Parameters]:
-        value_and_grad = jax.value_and_grad(lambda p, b: loss_sum(model, p, b))
+    def gradients(params: Parameters, batch: Batch) -> tuple[LossSums, Parameters]:
+        def objective(params: Parameters, batch: Batch) -> tuple[jax.Array, LossSums]:
+            sums = loss_sums(model, params, batch, z_loss)
+            return sums.objective, sums
+
+        def value_and_grad(params: Parameters, batch: Batch) -> tuple[LossSums, Parameters]:
+            (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, batch)
+            return sums, grads
+
         if gradient_accumulation == 1:
             return value_and_grad(params, {key: batch[key] for key in MODEL_KEYS})
 
         def add(carry: Any, micro: Batch) -> tuple[Any, None]:
-            loss, grads = jax.tree.map(jnp.add, carry, value_and_grad(params, micro))
-            return (loss, place(grads)), None
+            sums, grads = jax.tree.map(jnp.add, carry, value_and_grad(params, micro))
+            return (sums, place(grads)), None
 
-        zero = (jnp.float32(0), place(jax.tree.map(jnp.zeros_like, params)))
+        zero = (LossSums(*jnp.zeros(3, jnp.float32)), place(jax.tree.map(jnp.zeros_like, params)))
         return jax.lax.scan(add, zero, _micro_batches(batch, gradient_accumulation))[0]
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         tokens = jnp.sum(batch["mask"], dtype=jnp.int32)
-        loss, grads = gradients(state["params"], batch)
+        sums, grads = gradients(state["params"], batch)
         grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
         grads = place(grads)
         updates, opt_state = optimizer.update(grads, state["optimizer"], state["params"])
         squares = jnp.stack([layer_sums_of_squares(tree, model) for tree in (grads, updates, state["params"])])
         norms = jnp.sqrt(jnp.sum(squares, axis=1))
-        finite = jnp.isfinite(loss) & jnp.isfinite(norms[0])
+        finite = jnp.isfinite(sums.objective) & jnp.isfinite(norms[0])
         new = {"params": optax.apply_updates(state["params"], updates), "optimizer": opt_state}
         new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, {key: state[key] for key in new})
         new["step"] = state["step"] + 1
         new["skipped"] = state["skipped"] + jnp.where(finite, 0, 1)
         new["skipped_row"] = jnp.where(finite, 0, state["skipped_row"] + 1)
         metrics = {
-            "loss_sum": loss,
+            "loss_sum": sums.cross_entropy,
+            "z_loss_sum": sums.z_loss,
             "tokens": tokens,
             "bytes": jnp.sum(batch["bytes"], dtype=jnp.int32),
             "gradient_norm": norms[0],
