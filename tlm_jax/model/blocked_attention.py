@@ -86,7 +86,7 @@ def blocked(
 ) -> jax.Array:
     """CPU: by blocks of queries; arguments and result as `attention_kernels.Kernel.function`.
 
-    Logits and softmax are float32. It has a first derivative only, in reverse mode; `reference` has all.
+    Logits and softmax are float32. Its derivative is in reverse mode, which may then be differentiated in any mode.
     """
     return _blocked(_Options(window, soft_cap), q_BHTK, k_BGTK, v_BGTK, segment_ids_BT)
 
