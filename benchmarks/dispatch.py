@@ -43,8 +43,8 @@ def main() -> None:
     optimizer = build_optimizer(config.train)
     B, T = 1, 8
     ones = np.ones((B, T), np.int32)
-    host = {"inputs": ones, "targets": ones, "mask": ones.astype(bool), "segment_ids": ones, "positions": ones}
-    host |= {"bytes": np.ones(B, np.int32), "requests": np.zeros((B, 2), np.int32)}
+    host: dict[str, np.ndarray] = dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), ones)
+    host.update(mask=ones.astype(bool), bytes=np.ones(B, np.int32), requests=np.zeros((B, 2), np.int32))
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
         state = init_state(model, optimizer, abstract, 0)
