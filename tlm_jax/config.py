@@ -106,11 +106,14 @@ def default_config() -> ConfigDict:
     c.train.weight_decay_exclude = ("norm", "embedding")  # parameter names that contain one of these do not decay
     c.train.gradient_clip = 1.0  # global norm; 0: off
     c.train.z_loss = 0.0  # times log(sum of exp(logits))² per target, added to the loss; 0: off; PaLM: 1e-4
+    # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.
+    c.train.ema_decay = 0.0
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
 
     c.validation = ConfigDict()
     c.validation.every_steps = 0  # 0: only at the end
     c.validation.num_windows = 0  # evenly spaced over the held-out split; 0: all of it
+    c.validation.weights = "params"  # params, or ema: the moving average that train.ema_decay keeps
     c.validation.batch_size = 0  # 0: train.global_batch_size
 
     c.checkpoint = ConfigDict()

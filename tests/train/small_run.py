@@ -77,7 +77,7 @@ def build(config: ConfigDict, mesh_sizes: tuple[int, int] = (1, 1)):
     model = FunctionalDecoder(profile_from_config(config), settings_from_config(config))
     optimizer = build_optimizer(config)
     with jax.set_mesh(mesh):
-        abstract = abstract_state(model, optimizer, mesh)
+        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)
         state = init_state(model, optimizer, abstract, config.seed)
         step = make_train_step(
             model,
@@ -86,6 +86,7 @@ def build(config: ConfigDict, mesh_sizes: tuple[int, int] = (1, 1)):
             config.train.gradient_accumulation,
             abstract,
             config.train.z_loss,
+            config.train.ema_decay,
         )
     return model, mesh, state, step
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from whole_run import arguments, assert_same_end, computed_records, environment, setup_for, tlm
+from whole_run import arguments, assert_same_end, computed_records, environment, saved_state, setup_for, tlm
 
 from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE
@@ -74,6 +74,24 @@ def test_stopped_and_resumed_equals_never_stopped(
     signal_at(None, signal.SIGTERM)
     assert loop.train(setup, tmp_path, "") == EXIT_COMPLETE
     assert_same_end(setup, tmp_path, reference, stops)
+
+
+@pytest.mark.slow
+def test_factored_moments_and_the_moving_average_resume(
+    store: Path, tmp_path: Path, signal_at: Callable[[int | None, signal.Signals], None]
+):
+    keys = ("optimizer=adafactor", "adam_learning_rate=0", "adafactor_min_factored=16", "adafactor_momentum=0.9")
+    keys += ("ema_decay=0.9", "schedule=wsd", "decay_steps=5")
+    setup = setup_for(store, *(f"--config.train.{key}" for key in keys), "--config.validation.weights=ema")
+    signal_at(None, signal.SIGTERM)
+    assert loop.train(setup, tmp_path / "reference", "") == EXIT_COMPLETE
+    signal_at(7, signal.SIGTERM)
+    assert loop.train(setup, tmp_path / "stopped", "") == EXIT_RESUMABLE
+    signal_at(None, signal.SIGTERM)
+    assert loop.train(setup, tmp_path / "stopped", "") == EXIT_COMPLETE
+    state, _ = saved_state(setup, tmp_path / "stopped")
+    assert {name.split("'")[1] for name in state} == {"params", "optimizer", "ema", "step", "skipped", "skipped_row"}
+    assert_same_end(setup, tmp_path / "stopped", tmp_path / "reference", (7,))
 
 
 @pytest.mark.slow

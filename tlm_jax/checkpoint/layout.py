@@ -1,6 +1,7 @@
 """What lies where in a checkpoint directory, and which step directories count as complete.
 
     <workdir>/checkpoints/<step>/params      parameters: all that evaluation reads
+                                /ema         the same of the parameters' moving average, where one is kept
                                 /state       the other keys of the train state: optimizer, step, counters
                                 /data        JSON: where the data loader stands
                                 /metadata    JSON: config, profile, tokenizer; each array's checksum; validation metrics
@@ -22,6 +23,7 @@ from typing import Any
 from tlm_jax.errors import UserError
 
 PARAMS = "params"
+EMA = "ema"
 STATE = "state"
 DATA = "data"
 METADATA = "metadata"

@@ -93,7 +93,9 @@ def read_metadata(path: str | Path) -> Metadata:
     return layout.read_step_metadata(find_checkpoint(path))
 
 
-def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: bool = False) -> Any:
+def restore_parameters(
+    path: str | Path, abstract_params: Any, *, cast_floats: bool = False, weights: str = layout.PARAMS
+) -> Any:
     """Restores only the parameters, onto any mesh and number of devices, whichever way their layers are stacked.
 
     Args:
@@ -101,6 +103,7 @@ def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: b
       abstract_params: pytree of `jax.ShapeDtypeStruct`; a leaf without sharding goes to the first local device.
       cast_floats: each floating parameter is cast to the dtype that `abstract_params` has for it, after it has been
         loaded and verified; otherwise the stored dtypes must be those of `abstract_params`.
+      weights: `layout.PARAMS`, or `layout.EMA` for their moving average.
 
     Returns:
       The parameters, a tree like `abstract_params`.
@@ -108,8 +111,7 @@ def restore_parameters(path: str | Path, abstract_params: Any, *, cast_floats: b
     Raises:
       UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
-    items = {layout.PARAMS: abstract_params}
-    params = _restore_items(find_checkpoint(path), items, any_float=cast_floats)[layout.PARAMS]
+    params = _restore_items(find_checkpoint(path), {weights: abstract_params}, any_float=cast_floats)[weights]
     return jax.tree.map(lambda x, wanted: _cast(x, wanted.dtype), params, abstract_params) if cast_floats else params
 
 
@@ -131,20 +133,20 @@ def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str,
     metadata = layout.read_step_metadata(path)
     data_state = layout.read_json(path, layout.DATA)
     loaded = _restore_items(path, split_items(abstract_state))
-    return {layout.PARAMS: loaded[layout.PARAMS], **loaded[layout.STATE]}, data_state, metadata
+    return loaded.pop(layout.STATE) | loaded, data_state, metadata
 
 
 def split_items(state: dict[str, Any]) -> dict[str, Any]:
-    """Splits a train state into what a checkpoint stores apart: the parameters, and all else."""
-    rest = {key: value for key, value in state.items() if key != layout.PARAMS}
-    return {layout.PARAMS: state[layout.PARAMS], layout.STATE: rest}
+    """Splits a train state into what a checkpoint stores apart: weights that evaluation may read, and all else."""
+    weights = {key: state[key] for key in (layout.PARAMS, layout.EMA) if key in state}
+    return weights | {layout.STATE: {key: value for key, value in state.items() if key not in weights}}
 
 
 def items_by_name(items: dict[str, Any]) -> dict[str, Any]:
     """All leaves of all items by their dotted paths in the train state."""
     named: dict[str, Any] = {}
     for item, tree in items.items():
-        named |= agreement.leaves_by_name(tree, item if item == layout.PARAMS else "")
+        named |= agreement.leaves_by_name(tree, "" if item == layout.STATE else item)
     return named
 
 
@@ -160,6 +162,9 @@ def _cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 def _restore_items(path: Path, items: dict[str, Any], any_float: bool = False) -> dict[str, Any]:
     """Compares the stored trees with the wanted ones, all items together, and loads them in their stored dtypes."""
     layout.check_completion_mark(path)
+    if layout.EMA in items and not (path / layout.EMA).is_dir():
+        mend = "set train.ema_decay in a run that is to keep one"
+        raise UserError("the checkpoint has no moving average of the weights", where=str(path), mend=mend)
     trees = {item: _stored_tree(path, item) for item in items}
     stored, wanted = items_by_name(trees), items_by_name(items)
     if regroup.same_grouping(stored, wanted):

@@ -18,7 +18,7 @@ from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte
 from tlm_jax.evaluate.perplexity import held_out_metrics
-from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
+from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, Checkpointed, load_model, read_checkpoint
 from tlm_jax.files import write_result
 from tlm_jax.parallel.devices import use_compilation_cache
 from tlm_jax.progress import ProgressBar
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text-field", default="text", help="the key or column of a document's text")
     parser.add_argument("--batch-size", type=int, metavar="N", help="windows at a time (default: the run's)")
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        default=WEIGHTS[0],
+        help="those trained, or their moving average, which train.ema_decay keeps (default: %(default)s)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
         "--baselines",
@@ -61,7 +67,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     sequence_length = source.config.data.sequence_length
     print(f"evaluating {source.path} on {store.name}", file=sys.stderr)
     use_compilation_cache()
-    model, parameters, mesh = load_model(source, axis="fsdp")
+    model, parameters, mesh = load_model(source, axis="fsdp", weights=args.weights)
     with ProgressBar("evaluating", unit="batches") as progress:
         metrics = held_out_metrics(
             model,
@@ -76,6 +82,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         **metrics,
         "checkpoint": str(source.path),
         "step": source.step,
+        "weights": args.weights,
         "data": store.name,
         "sequence_length": sequence_length,
         "dtype": source.settings.compute_dtype,

@@ -16,7 +16,7 @@ from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
-from tlm_jax.evaluate.restored import DTYPES, load_model, read_checkpoint
+from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import write_result
 from tlm_jax.parallel.devices import use_compilation_cache
@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same texts (default: 0)")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="prompts at a time (default: 16)")
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        default=WEIGHTS[0],
+        help="those trained, or their moving average, which train.ema_decay keeps (default: %(default)s)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
         "--output",
@@ -79,7 +85,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens or 1, context_length)
     new_tokens = args.max_new_tokens or min(64, context_length - max(map(len, encoded)))
     use_compilation_cache()
-    model, parameters, mesh = load_model(source, axis="data")
+    model, parameters, mesh = load_model(source, axis="data", weights=args.weights)
     devices = mesh.size
     generator = Generator(
         model,
@@ -166,6 +172,7 @@ def _record(prompt: str, completion: Completion, step: int, args: argparse.Names
         "finish_reason": completion.finish_reason,
         "tokens": completion.num_tokens,
         "step": step,
+        "weights": args.weights,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.checkpoint.layout import EMA, PARAMS
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_parameters
 from tlm_jax.config import from_json
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -20,6 +21,7 @@ from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import parameter_shardings
 
 DTYPES = ("float32", "bfloat16")
+WEIGHTS = (PARAMS, EMA)
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,18 @@ def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype
     )
 
 
-def load_model(source: Checkpointed, axis: str) -> tuple[FunctionalDecoder, Parameters, Mesh]:
+def load_model(source: Checkpointed, axis: str, weights: str = PARAMS) -> tuple[FunctionalDecoder, Parameters, Mesh]:
     """Restores the parameters onto a mesh of all devices along one axis.
 
     Args:
       axis: "fsdp" cuts the weights into as many parts as there are devices; "data" copies them to each.
+      weights: one of `WEIGHTS`.
 
     Returns:
       The decoder, its parameters in the dtype in which they are used (norm scales float32), and the mesh.
 
     Raises:
-      UserError: the stored parameters are not the profile's, or are damaged.
+      UserError: the stored parameters are not the profile's, or are damaged, or no moving average is stored.
     """
     mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1, "tensor": 1} | {axis: -1})
     model = FunctionalDecoder(source.profile, source.settings)
@@ -96,5 +99,5 @@ def load_model(source: Checkpointed, axis: str) -> tuple[FunctionalDecoder, Para
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
 
     placed = jax.tree_util.tree_map_with_path(wanted, model.abstract_parameters, shardings)
-    parameters = restore_parameters(source.path, placed, cast_floats=True)
+    parameters = restore_parameters(source.path, placed, cast_floats=True, weights=weights)
     return model, parameters, mesh

@@ -80,6 +80,7 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
             config.train.gradient_accumulation,
             setup.abstract,
             config.train.z_loss,
+            config.train.ema_decay,
         )
         eval_step = make_eval_step(setup.model)
         peak, peak_source = _peak(setup)
@@ -114,7 +115,11 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
                 saving = last or stopping or bool(requests[SAVE]) or checkpoints.due_by_step(step)
                 measured: dict[str, float | None] = {}
                 if validating or saving:
-                    validate = cache(partial(_validate, setup, eval_step, state["params"])) if validating else None
+                    validate = (
+                        cache(partial(_validate, setup, eval_step, state[config.validation.weights]))
+                        if validating
+                        else None
+                    )
                     # The record of a step is written before its checkpoint can be.
                     recorder.read(pending, validate)
                     pending = None
@@ -222,7 +227,7 @@ def _greet(setup: Setup, terminal: Terminal, start_step: int, peak: float, peak_
     widths = [layer.d_ff for layer in profile.layers]
     axes = " × ".join(f"{name} {size}" for name, size in setup.mesh.shape.items() if size > 1) or "1 device"
     tokens = config.train.num_steps * config.train.global_batch_size * config.data.sequence_length
-    kept = {key: setup.abstract[key] for key in ("params", "optimizer")}
+    kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
         f"{config.name}: {profile.parameters:,} parameters in {len(widths)} layers, d_ff {widths[0]} … {widths[-1]}, "

@@ -128,7 +128,7 @@ def check_optimizer(train: ConfigDict) -> list[UserError]:
         problems.append(
             UserError(f"{train.optimizer!r} is not one of {', '.join(OPTIMIZERS)}", where="config.train.optimizer")
         )
-    for key in ("beta1", "beta2", "muon_momentum", "lion_beta1", "lion_beta2", "adafactor_momentum"):
+    for key in ("beta1", "beta2", "muon_momentum", "lion_beta1", "lion_beta2", "adafactor_momentum", "ema_decay"):
         if not 0 <= train[key] < 1:
             problems.append(UserError(f"must be in [0, 1), not {train[key]}", where=f"config.train.{key}"))
     for key in ("adam_learning_rate", "weight_decay", "gradient_clip", "adafactor_clip"):

@@ -88,6 +88,15 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
     return problems
 
 
+def _check_weights(config: ConfigDict) -> list[UserError]:
+    chosen, where = config.validation.weights, "config.validation.weights"
+    if chosen not in ("params", "ema"):
+        return [UserError(f"{chosen!r} is not one of params, ema", where=where)]
+    if chosen == "ema" and not config.train.ema_decay:
+        return [UserError("no moving average is kept", where=where, mend="set config.train.ema_decay, such as 0.999")]
+    return []
+
+
 def validation_batch_size(config: ConfigDict) -> int:
     """`validation.batch_size`, or the training batch where it is 0."""
     return config.validation.batch_size or config.train.global_batch_size
@@ -188,7 +197,7 @@ def build(config: ConfigDict) -> Setup:
     Raises:
       UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
     """
-    problems = _check_counts(config) + check_checkpoint_keys(**config.checkpoint)
+    problems = _check_counts(config) + _check_weights(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
     all_devices()  # without one there is nothing more to find out
     settings = _try(problems, lambda: settings_from_config(config))
@@ -212,6 +221,6 @@ def build(config: ConfigDict) -> Setup:
     assert store is not None
     model = FunctionalDecoder(profile, settings)
     with jax.set_mesh(mesh):
-        abstract = abstract_state(model, optimizer, mesh)
+        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)
     schedule = learning_rate_schedule(config)
     return Setup(config, profile, store, mesh, model, optimizer, schedule, abstract)

@@ -2,6 +2,7 @@
 
 params        nested dict of float32 master weights
 optimizer     optax's state for them
+ema           their moving average, only if it is kept: float32, named and placed as the parameters
 step          int32 steps taken, skipped ones included
 skipped       int32 steps that changed nothing because loss or gradient was not finite
 skipped_row   int32 of those, how many in a row up to now
@@ -22,10 +23,11 @@ from tlm_jax.parallel.rules import parameter_shardings, parameter_spec, replicat
 State = dict[str, Any]
 
 
-def _initial(model: FunctionalDecoder, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+def _initial(model: FunctionalDecoder, optimizer: optax.GradientTransformation, ema: bool, key: jax.Array) -> State:
     params = model.init(key)
     zero = jnp.zeros((), jnp.int32)
-    return {"params": params, "optimizer": optimizer.init(params), "step": zero, "skipped": zero, "skipped_row": zero}
+    state = {"params": params, "optimizer": optimizer.init(params), "step": zero, "skipped": zero, "skipped_row": zero}
+    return state | ({"ema": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)} if ema else {})
 
 
 def _optimizer_shardings(model: FunctionalDecoder, placed: Any, tree: Any, mesh: Mesh) -> Any:
@@ -52,9 +54,15 @@ def _optimizer_shardings(model: FunctionalDecoder, placed: Any, tree: Any, mesh:
     return jax.tree_util.tree_map_with_path(find, tree)
 
 
-def abstract_state(model: FunctionalDecoder, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
-    """The state as `jax.ShapeDtypeStruct`s with shardings; nothing is allocated."""
-    shapes = jax.eval_shape(lambda: _initial(model, optimizer, jax.random.key(0)))
+def abstract_state(
+    model: FunctionalDecoder, optimizer: optax.GradientTransformation, mesh: Mesh, *, ema: bool = False
+) -> State:
+    """The state as `jax.ShapeDtypeStruct`s with shardings; nothing is allocated.
+
+    Args:
+      ema: whether a moving average of the parameters is kept.
+    """
+    shapes = jax.eval_shape(lambda: _initial(model, optimizer, ema, jax.random.key(0)))
     placed = parameter_shardings(model.abstract_parameters, model.logical_axes, mesh)
     whole = replicated(mesh)
     shardings = {
@@ -64,6 +72,8 @@ def abstract_state(model: FunctionalDecoder, optimizer: optax.GradientTransforma
         "skipped": whole,
         "skipped_row": whole,
     }
+    if ema:
+        shardings["ema"] = placed
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, shardings)
 
 
@@ -72,6 +82,6 @@ def init_state(model: FunctionalDecoder, optimizer: optax.GradientTransformation
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
     def start(key: jax.Array) -> State:
-        return _initial(model, optimizer, key)
+        return _initial(model, optimizer, "ema" in abstract, key)
 
     return jax.jit(start, out_shardings=shardings)(jax.random.key(seed, impl="threefry2x32"))

@@ -69,15 +69,17 @@ def make_train_step(
     gradient_accumulation: int,
     abstract: State,
     z_loss: float = 0.0,
+    ema_decay: float = 0.0,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
     Losses (cross-entropy and z-loss) and token counts are summed over micro-batches and divided once, so that the
     number of micro-batches does not matter, whatever the masks. If loss or gradient is not finite, parameters and
-    optimizer stay as they were and the step is counted as skipped. Metrics: scalars `loss_sum` and `z_loss_sum` (nats),
-    `tokens`, `bytes`, `gradient_norm`, `update_norm`, `parameter_norm`, `learning_rate`, `skipped`, `skipped_row`,
-    `requests` [2], and `norms` [3, L + 1]: gradient, update and parameter norm by layer, last the parameters outside
-    layers.
+    optimizer stay as they were and the step is counted as skipped. Where the state has a moving average of the
+    parameters, it moves by 1 - `ema_decay` of its distance to the new ones. Metrics: scalars `loss_sum` and
+    `z_loss_sum` (nats), `tokens`, `bytes`, `gradient_norm`, `update_norm`, `parameter_norm`, `learning_rate`,
+    `skipped`, `skipped_row`, `requests` [2], and `norms` [3, L + 1]: gradient, update and parameter norm by layer, last
+    the parameters outside layers.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
@@ -114,6 +116,8 @@ def make_train_step(
         norms = jnp.sqrt(jnp.sum(squares, axis=1))
         finite = jnp.isfinite(sums.objective) & jnp.isfinite(norms[0])
         new = {"params": optax.apply_updates(state["params"], updates), "optimizer": opt_state}
+        if "ema" in state:
+            new["ema"] = jax.tree.map(lambda e, p: e + (1 - ema_decay) * (p - e), state["ema"], new["params"])
         new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, {key: state[key] for key in new})
         new["step"] = state["step"] + 1
         new["skipped"] = state["skipped"] + jnp.where(finite, 0, 1)
