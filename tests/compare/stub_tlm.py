@@ -1,8 +1,8 @@
 """`tlm train` and `tlm eval` by arithmetic, for `tlm compare`: no model, but every file that it reads.
 
 The held-out loss is 3 + the seed / 10, and 0.05 less where d_ff falls. STUB_LOG: a file that gets each command.
-STUB_SLOW=TEXT: a training in a directory with TEXT in its path goes on until a signal. STUB_FAIL=TEXT: it fails as for
-bad input.
+STUB_SLOW=TEXT: a training in a directory with TEXT in its path goes on until a signal, for half a minute at most, and
+tells how many came. STUB_FAIL=TEXT: it fails as for bad input.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ def train(argv: list[str]) -> int:
                 record["validation"] = {"loss": held_out(config), "bits_per_byte": 1.0, "tokens": 100, "bytes": 400}
             file.write(json.dumps(record) + "\n")
             file.flush()
-            while slow and step == 3 and not stopped:
+            begun = time.monotonic()
+            while slow and step == 3 and not stopped and time.monotonic() - begun < 30:
                 time.sleep(0.02)
             if stopped:
+                time.sleep(0.3)
+                print(f"stopped at step {step}, signals: {len(stopped)}", file=sys.stderr)
                 return 75
     return 0
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -68,14 +69,14 @@ ALL = [
 ]
 
 
-def signal_when(path: Path, text: str, number: int) -> threading.Thread:
-    """Sends this process a signal once `path` holds `text`."""
+def signal_when(path: Path, text: str, send: Callable[[], None]) -> threading.Thread:
+    """Sends a signal once `path` holds `text`."""
 
     def wait() -> None:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and not (path.exists() and text in path.read_text()):
             time.sleep(0.02)
-        os.kill(os.getpid(), number)
+        send()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -116,16 +117,36 @@ def test_what_is_complete_is_not_made_again_and_more_may_be_asked_for(compare, c
 def test_a_signal_stops_the_run_and_the_same_command_goes_on(compare, capsys, monkeypatch, number):
     monkeypatch.setenv("STUB_SLOW", "cosine/seed-0")
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    thread = signal_when(compare.workdir / "cosine/seed-0/metrics.jsonl", '"step": 3', number)
+    thread = signal_when(
+        compare.workdir / "cosine/seed-0/metrics.jsonl", '"step": 3', lambda: os.kill(os.getpid(), number)
+    )
     assert compare(VARY, "--seeds=2") == 75
     thread.join()
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
     assert compare.calls() == ALL[:3]
+    assert "stopped at step 3, signals: 1\n" in (compare.workdir / "cosine/seed-0/log.txt").read_text()
     told = capsys.readouterr().err
     assert f"stopped on {signal.Signals(number).name}; go on with:\n  tlm compare " in told
     monkeypatch.delenv("STUB_SLOW")
     assert main(shlex.split(told.splitlines()[-1])[1:]) == 0
     assert compare.calls() == ALL[2:]
+
+
+def test_ctrl_c_reaches_the_run_once(compare, monkeypatch, tmp_path):
+    """A terminal sends it to every process of the group; a second one would end a training without its save."""
+    monkeypatch.setenv("STUB_SLOW", "cosine/seed-0")
+    argv = ["compare", f"--config={tmp_path}/small.py", f"--workdir={compare.workdir}", VARY, "--seeds=1"]
+    code = (
+        "import sys; from tlm_jax.cli import main; from tlm_jax.compare import execute; "
+        f"execute.TLM, execute.CHECK = {STUB!r}, (sys.executable, '-c', ''); sys.exit(main({argv!r}))"
+    )
+    metrics = compare.workdir / "cosine/seed-0/metrics.jsonl"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, process_group=0) as process:
+        signal_when(metrics, '"step": 3', lambda: os.killpg(process.pid, signal.SIGINT)).join()
+        told = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 75, told
+    assert "stopped on SIGINT" in told
+    assert "stopped at step 3, signals: 1\n" in (compare.workdir / "cosine/seed-0/log.txt").read_text()
 
 
 def test_a_run_stopped_by_its_own_signal_stops_the_comparison(compare, capsys, monkeypatch, tmp_path):

@@ -137,6 +137,23 @@ def test_other_tokens_are_compared_by_bits_per_byte_and_other_text_not_at_all():
     assert verdicts(found) == ["no difference taken: the held-out texts are not the same"]
 
 
+def test_bits_per_byte_may_be_unknown_and_a_loss_not_finite():
+    variants, unknown = [variant("a"), variant("b")], {"bits_per_byte": None, "bytes": 0}
+    results = {
+        "a": {0: measured(3.0) | unknown, 1: measured(3.1) | unknown},
+        "b": {0: measured(2.9) | unknown, 1: measured(float("nan")) | unknown},
+    }
+    found = summarise(variants, results, 2, 0.95)
+    assert found.rows[1].difference.values == pytest.approx((-0.1,))
+    assert next(line for line in as_text(found).splitlines() if line.startswith("b ")).split()[:5] == [
+        "b", "1", "of", "2", "–",
+    ]  # fmt: skip
+    results["b"][0]["tokens"] = 50
+    assert verdicts(summarise(variants, results, 2, 0.95)) == [
+        "no difference taken: the tokens are not the same, and a run has no bits per byte"
+    ]
+
+
 def test_several_intervals_come_with_a_caution():
     text = as_text(summary_of({"a": [3.0, 3.1], "b": [3.0, 3.2], "c": [3.1, 3.1]}))
     assert "2 intervals: if no variant differed, one of them would still exclude 0 in about 10% of cases." in text

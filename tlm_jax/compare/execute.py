@@ -177,7 +177,7 @@ def make(runs: Sequence[Run], processes: Processes, after_each: Callable[[], Non
             taken.append(time.monotonic() - start)
         measured = evaluation(run)
         if measured is not None:
-            _say(f"{run.label}: held out {measured['bits_per_byte']:.4f} bits/byte, loss {measured['loss']:.4f}")
+            _say(f"{run.label}: held-out loss {measured['loss']:.4f}")
         after_each()
     return failed
 

@@ -19,6 +19,7 @@ from typing import Any
 from tlm_jax.capacity.budget import LABELS
 from tlm_jax.capacity.table import aligned
 from tlm_jax.compare.plan import EQUAL, Variant, budget_differences
+from tlm_jax.report.runs import number
 
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]  # variant's name -> seed's number -> evaluation.json
@@ -142,15 +143,23 @@ def summarise(variants: Sequence[Variant], results: Results, seeds: int, confide
     same = {key: len({measured.get(key) for measured in every}) <= 1 for key in ("tokens", "bytes")}
     metric = "loss" if same["tokens"] else "bits_per_byte"
     incomparable = "" if same["bytes"] else "the held-out texts are not the same"
-    found: list[dict[str, dict[int, float]]] = []
-    for variant in variants:
-        by_seed = results.get(variant.name, {})
-        found.append({key: {seed: float(by_seed[seed][key]) for seed in sorted(by_seed)} for key in UNITS})
+    if metric == "bits_per_byte" and any(number(measured.get(metric)) is None for measured in every):
+        incomparable = "the tokens are not the same, and a run has no bits per byte"
+    found = [_values(results.get(variant.name, {})) for variant in variants]
     rows = [Row(variants[0], found[0], None)]
     for variant, values in zip(variants[1:], found[1:], strict=True):
         pairs = None if incomparable else paired_difference(found[0][metric], values[metric], confidence)
         rows.append(Row(variant, values, pairs))
     return Summary(rows, seeds, metric, confidence, budget_differences(variants), incomparable)
+
+
+def _values(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """The finite numbers of a variant's evaluations, by metric and seed; a loss may be NaN, bits per byte unknown."""
+    found: dict[str, dict[int, float]] = {}
+    for metric in UNITS:
+        numbers = {seed: number(by_seed[seed].get(metric)) for seed in sorted(by_seed)}
+        found[metric] = {seed: value for seed, value in numbers.items() if value is not None}
+    return found
 
 
 def budget_table(variants: Sequence[Variant]) -> str:
