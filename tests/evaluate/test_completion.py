@@ -14,6 +14,8 @@ TOKENIZER = ByteTokenizer()
 class Pieces:
     """A tokenizer whose tokens are the given pieces; the last id is the end of a document."""
 
+    prefix = b" "
+
     def __init__(self, *pieces: str) -> None:
         self._pieces = [piece.encode() for piece in pieces] + [b""]
         self.eos_id = len(pieces)
@@ -39,6 +41,12 @@ def test_the_end_token_ends_and_is_no_text():
     assert (completion.text, completion.finish_reason, completion.num_tokens) == ("ab", "end", 3)
     assert completion.finish() == ""
     assert completion.finish_reason == "end"
+
+
+@pytest.mark.parametrize(("at_start", "text"), [(True, " a b"), (False, "  a b")])
+def test_what_the_tokenizer_puts_before_every_text_is_not_part_of_it(at_start, text):
+    completion = Completion(Pieces(" ", " a", "", " b"), at_start=at_start)
+    assert "".join(completion.push(token) for token in (2, 0, 1, 3)) == completion.text == text
 
 
 def test_a_stop_string_across_tokens_is_cut_off_and_never_handed_out():

@@ -11,7 +11,7 @@ from tlm_jax.data.adopt import AUTO, NONE, Adoption, adopt
 from tlm_jax.data.foreign import LAYOUTS
 from tlm_jax.data.inspection import summary
 from tlm_jax.data.store import TokenStore
-from tlm_jax.data.tokenizer import load_tokenizer
+from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
 _EPILOG = """\
@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
     known = parser.add_mutually_exclusive_group(required=True)
-    known.add_argument("--tokenizer", help="the ids' tokenizer, as `tlm prepare` takes it")
+    known.add_argument("--tokenizer", metavar="TOKENIZER", help=f"the ids' tokenizer: {TOKENIZER_HELP}")
     known.add_argument("--vocab-size", type=int, metavar="N", help="the tokenizer is not known; ids are below N")
+    add_tokenizer_choices(parser)
     parser.add_argument(
         "--separator",
         default=AUTO,
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise UserError(f"must be at least 1, not {args.vocab_size}", where="--vocab-size")
     holdout = Adoption.holdout if args.holdout is None else args.holdout
     adoption = Adoption(_separator(args.separator), holdout, args.layout, args.dtype)
-    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else args.vocab_size
+    tokenizer = chosen_tokenizer(args) or args.vocab_size
     _say_next(adopt(train, args.validation, args.output, tokenizer, adoption))
     return EXIT_COMPLETE
 

@@ -13,7 +13,7 @@ from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import SPLIT_TEXT, DocumentFormat
 from tlm_jax.data.prepare import Settings, prepare
 from tlm_jax.data.store import TokenStore
-from tlm_jax.data.tokenizer import load_tokenizer
+from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 
 
@@ -25,29 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INPUT",
         help="text, JSON Lines (both plain, .gz or .zst) and Parquet files; directories",
     )
-    parser.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="TOKENIZER",
-        help="`byte`, a SentencePiece .model such as `tlm tokenizer` makes, a Hugging Face tokenizer.json, or a "
-        ".tiktoken file of ranks",
-    )
-    parser.add_argument(
-        "--bos-token",
-        default="",
-        metavar="TOKEN",
-        help="tokenizer.json: begins a document (default: as its config says)",
-    )
-    parser.add_argument(
-        "--eos-token", default="", metavar="TOKEN", help="tokenizer.json: ends a document (default: as its config says)"
-    )
-    parser.add_argument(
-        "--tiktoken-pattern",
-        default="",
-        metavar="REGEX",
-        help=".tiktoken: splits text before pieces are merged; or an encoding with such a pattern, as cl100k_base "
-        "(default: of published files, their own)",
-    )
+    parser.add_argument("--tokenizer", required=True, metavar="TOKENIZER", help=TOKENIZER_HELP)
+    add_tokenizer_choices(parser)
     parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
     parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
     parser.add_argument(
@@ -76,12 +55,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     settings = Settings(layout, args.holdout, args.dtype)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        tokenizer = load_tokenizer(
-            args.tokenizer,
-            bos_token=args.bos_token,
-            eos_token=args.eos_token,
-            tiktoken_pattern=args.tiktoken_pattern,
-        )
+        tokenizer = chosen_tokenizer(args)
+        assert tokenizer is not None  # the argument is required
         store = prepare(inputs, tokenizer, args.output, settings, workers=args.workers, on_error=args.on_error)
     except KeyboardInterrupt:
         print("tlm prepare: interrupted; the same command goes on from here", file=sys.stderr)

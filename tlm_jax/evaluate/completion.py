@@ -23,17 +23,19 @@ class Completion:
     Args:
       tokenizer: gives the bytes of a token.
       stop: strings that end the text.
+      at_start: nothing comes before it, so that what the tokenizer puts before every text is not part of it.
 
     Raises:
       UserError: a stop string is empty.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), at_start: bool = False) -> None:
         if "" in stop:
             raise UserError("a stop string is empty", where="stop")
         self._tokenizer = tokenizer
         self._stop = [text.encode() for text in stop]
         self._longest = max(map(len, self._stop), default=0)
+        self._prefix = tokenizer.prefix if at_start else b""
         self._held = b""  # not handed out yet: too short to hold a whole stop string
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.num_tokens = 0
@@ -47,7 +49,9 @@ class Completion:
         self.num_tokens += 1
         if token == self._tokenizer.eos_id:
             return self._end("end")
-        self._held += self._tokenizer.id_bytes(token)
+        piece = self._tokenizer.id_bytes(token)
+        self._held += piece.removeprefix(self._prefix)
+        self._prefix = b"" if piece else self._prefix
         found = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
         if found:
             self._held = self._held[: min(found)]

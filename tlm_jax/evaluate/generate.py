@@ -192,7 +192,7 @@ def complete(
       prompts: token ids, begin-of-document included, none longer than the generator's `prompt_tokens`.
       on_text: called with a prompt's index and each new piece of its text as soon as that is certain.
     """
-    completions = [Completion(tokenizer, stop) for _ in prompts]
+    completions = [Completion(tokenizer, stop, at_start=len(prompt) <= 1) for prompt in prompts]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed, impl="threefry2x32"), np.arange(len(prompts)))
 
     def say(index: int, text: str) -> None:
