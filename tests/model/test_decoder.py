@@ -1,4 +1,4 @@
-"""The decoder: initialisation, layout, masks, remat, dtypes."""
+"""The decoder: initialisation, layout, masks, dtypes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,16 @@ def test_every_layer_and_weight_is_drawn_apart_and_scaled_with_depth():
 
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"tied_embeddings": False}, {"num_kv_heads": 4}, {"schedule": "uniform", "plateaus": 0}, {"head_dim": 16}],
+    [
+        {},
+        {"tied_embeddings": False},
+        {"num_kv_heads": 4},
+        {"schedule": "uniform", "plateaus": 0},
+        {"head_dim": 16},
+        {"qk_norm": True, "windows": (8, 0)},
+        {"mlp": "geglu"},
+        {"mlp": "squared_relu"},
+    ],
     ids=str,
 )
 def test_parameter_count_is_the_profiles(keys):
@@ -143,26 +152,6 @@ def test_stacked_equals_unrolled():
     np.testing.assert_allclose(
         logits(stacked, parameters(stacked), batch), logits(unrolled, parameters(unrolled), batch), atol=1e-5
     )
-
-
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_remat_changes_nothing_but_memory(remat):
-    batch, plain = example(), decoder()
-    want = gradients(plain, parameters(plain), batch)
-    got = gradients(decoder(remat=remat), parameters(plain), batch)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
-
-
-def saved_bytes(remat: str) -> int:
-    model = decoder(remat=remat, schedule="uniform", plateaus=0, num_layers=8)
-    batch = {key: jax.ShapeDtypeStruct((8, 256), value.dtype) for key, value in example().items()}
-    step = jax.jit(jax.grad(lambda p, b: loss_sum(model, p, b)))
-    return step.lower(model.abstract_parameters, batch).compile().memory_analysis().temp_size_in_bytes
-
-
-def test_remat_saves_memory_in_order():
-    none, dots, full = (saved_bytes(remat) for remat in ("none", "dots", "full"))
-    assert full < dots < none
 
 
 def test_a_token_sees_its_document_up_to_itself_and_nothing_else():
@@ -179,6 +168,22 @@ def test_a_token_sees_its_document_up_to_itself_and_nothing_else():
         assert not np.array_equal(after(where)[where], before[where])
     t = np.broadcast_to(np.arange(24) >= 6, (2, 24))
     np.testing.assert_array_equal(after(t)[:, :6], before[:, :6])
+
+
+def test_a_token_sees_as_far_back_as_the_windows_of_all_layers_reach():
+    model, batch = decoder(windows=(3,), document_mask=False), example()
+    before = logits(model, parameters(model), batch)
+    changed = dict(batch, inputs=batch["inputs"].copy())
+    changed["inputs"][:, 5] = (changed["inputs"][:, 5] + 1) % VOCABULARY
+    differs = np.any(logits(model, parameters(model), changed) != before, axis=(0, 2))
+    # Four layers, each of which looks two tokens back.
+    assert np.flatnonzero(differs).tolist() == list(range(5, 5 + 4 * 2 + 1))
+
+
+def test_equal_neighbours_stay_stacked_under_a_pattern_of_windows():
+    model = decoder(windows=(8, 8, 0), num_layers=6, schedule="uniform", plateaus=0)
+    names = [run.name for run in layout(model.profile, "auto")]
+    assert names == ["layers_0_to_1", "layer_2", "layers_3_to_4", "layer_5"]
 
 
 def test_without_document_mask_documents_see_each_other():

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_run import BATCH, batches, build, losses, place, small_config
 
 from tlm_jax.train.optimizer import OPTIMIZERS
+from tlm_jax.train.step import loss_sum
 
 # At this size matrices are factored only if asked to; Adafactor's steps are relative to the weights.
 OWN_KEYS = {
@@ -56,6 +58,36 @@ def test_losses_do_not_depend_on_the_stacking(optimizer):
 def test_losses_do_not_depend_on_the_number_of_micro_batches(optimizer, count, mesh):
     config = config_for(optimizer, gradient_accumulation=count)
     np.testing.assert_allclose(losses(config, mesh), reference(optimizer), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "mesh"), [(1, (1, 1)), (2, (2, 4))], ids=["at once", "2 on 2x4 devices"])
+def test_the_z_loss_is_added_exactly_under_micro_batches_and_reported_apart(count, mesh):
+    batch = batches(1)[0]
+    first = []
+    for config, sizes in ((small_config(gradient_accumulation=count, z_loss=0.05), mesh), (small_config(), (1, 1))):
+        model, devices, state, step = build(config, sizes)
+        params = jax.device_get(state["params"])
+        with jax.set_mesh(devices):
+            first.append(jax.device_get(step(state, place(batch, devices))[1]))
+    got, without = first
+    np.testing.assert_allclose(got["loss_sum"], without["loss_sum"], rtol=1e-6)
+    assert without["z_loss_sum"] == 0
+
+    @jax.jit
+    @jax.value_and_grad
+    def z_loss(params):  # of the last model built, which has one device
+        bound = model.bind(params)
+        hidden = bound.hidden(batch["inputs"], bound.at(batch["positions"], batch["segment_ids"]))[0]
+        logsumexp = jnp.log(jnp.sum(jnp.exp(bound.logits(hidden)), axis=-1))
+        return 0.05 * jnp.sum(jnp.square(logsumexp) * batch["mask"]) / batch["mask"].sum()
+
+    value, gradient = z_loss(params)
+    np.testing.assert_allclose(got["z_loss_sum"] / got["tokens"], value, rtol=1e-5)
+    plain = jax.jit(jax.grad(lambda params: loss_sum(model, params, batch) / batch["mask"].sum()))(params)
+    squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a + b)), gradient, plain)
+    assert got["gradient_norm"] == pytest.approx(float(np.sqrt(sum(jax.tree.leaves(squares)))), rel=1e-5)
+    assert got["gradient_norm"] != pytest.approx(without["gradient_norm"], rel=1e-2)
 
 
 def test_the_masks_of_micro_batches_are_very_unequal():

@@ -17,7 +17,7 @@ from tlm_jax.kernels.gated_mlp import GATE, UP
 QUERY, KEY, VALUE = "query", "key", "value"  # the projections, [B, H or G, T, K]
 CONTEXT = "context"  # the attention kernel's output [B, H, T, K], and its log-sum-exp where the kernel names it
 ATTENTION_OUT = "attention_out"  # after the output projection [B, T, D]
-PRODUCTS = (QUERY, KEY, VALUE, CONTEXT, ATTENTION_OUT, GATE, UP)
+PRODUCTS = (QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP)
 
 
 class Policy(NamedTuple):
@@ -27,13 +27,14 @@ class Policy(NamedTuple):
     offloaded: tuple[str, ...] = ()
 
 
-# By memory on the device, least first; `none` (all is kept) and `dots` have no names.
+# By memory on the device, least first; `none` (all is kept) and `dots` have no names. The context stays on the device:
+# a kernel names it inside itself, and if it were elsewhere the kernel would run again for what stands outside.
 NAMED_POLICIES = {
     "full": Policy(),
-    "minimal_offloaded": Policy(offloaded=PRODUCTS),
     "context": Policy(kept=(CONTEXT,)),
+    "minimal_offloaded": Policy(kept=(CONTEXT,), offloaded=PRODUCTS),
     "context_mlp": Policy(kept=(CONTEXT, GATE, UP)),
-    "minimal": Policy(kept=PRODUCTS),
+    "minimal": Policy(kept=(CONTEXT, *PRODUCTS)),
 }
 POLICIES = ("none", "dots", *NAMED_POLICIES)
 OFFLOADING_PLATFORMS = ("gpu", "tpu")  # where the host's memory is another than the device's
