@@ -77,7 +77,7 @@ def _normal(tokenizer: Tokenizer, text: str) -> str:
 @example(text="<0x41>don't")
 def test_text_comes_back_and_every_byte_is_counted(tokenizer: Tokenizer, text: str) -> None:
     if _reads_names(tokenizer, text):
-        with pytest.raises(UnfitText, match="would change .<0x41>"):
+        with pytest.raises(UnfitText, match=r"would change .<0x41>"):
             tokenizer.encode(text)
         return
     ids = tokenizer.encode(text)
