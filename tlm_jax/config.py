@@ -72,7 +72,9 @@ def default_config() -> ConfigDict:
     c.model.init_scale = 1.0  # multiplies every initial standard deviation
 
     c.data = ConfigDict()
-    c.data.store = ""  # a token store made by `tlm prepare`
+    c.data.store = ""  # a token store made by `tlm prepare` or `tlm adopt`
+    # Instead of store: several in fixed proportions, pairs of a store and its weight: (("web", 0.7), ("books", 0.3))
+    c.data.mixture = ()
     c.data.sequence_length = 1024  # tokens of a training example
     c.data.seed = 0  # order of the windows
     c.data.num_workers = 0  # loader processes per host; the batches do not depend on it

@@ -71,7 +71,7 @@ def test_nothing_to_pack(store: TokenStore) -> None:
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[dict]:
     capsys.readouterr()
     assert main(["inspect", "--json", *map(str, arguments)]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out)["stores"]
 
 
 def test_json_of_a_prepared_store(store: TokenStore, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +132,26 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["inspect", str(tmp_path / "store")]) == 0
     assert main(["inspect", str(tmp_path / "store"), "--verify"]) == 2
     assert f"{file}: the shard's checksum is not the manifest's".split("/")[-1] in capsys.readouterr().err
+
+
+def test_a_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths, windows = [], []
+    for count in (40, 70):
+        ids = separated(make_documents(count, seed=count), first=False)
+        file = str(write_raw(tmp_path / f"{count}.bin", ids))
+        paths.append(str(adopt([file], [], tmp_path / f"s{count}", 300, Adoption(257, 0.0)).path))
+        windows.append(-(-(len(ids) - 1) // 16))
+    assert main(["inspect", *paths, "--json", "--sequence-length=16", "--weights", "3", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)["mixture"]
+    assert [(part["name"], part["share"], part["windows"]) for part in found] == [
+        ("s40", "3/4", windows[0]), ("s70", "1/4", windows[1]),
+    ]  # fmt: skip
+    assert [part["windows_to_epoch"] for part in found] == [-(-windows[0] * 4 // 3), windows[1] * 4]
+    assert main(["inspect", *paths, "--sequence-length=16", "--weights", "3", "1"]) == 0
+    once = f"read once after {windows[1] * 4:,} windows, {windows[1] * 64:,} tokens, of it"
+    assert f"  s70: 1/4 of the windows, {windows[1]} windows; {once}\n" in capsys.readouterr().out
+    assert main(["inspect", *paths, "--weights", "1"]) == 2
+    assert "--weights: 1 weights for 2 stores" in capsys.readouterr().err
 
 
 def test_bad_arguments(store: TokenStore, capsys: pytest.CaptureFixture[str]) -> None:

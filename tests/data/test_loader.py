@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlm_jax.data.loader import Batch, TrainLoader, check_identity, train_loader, validation_batches
+from tlm_jax.data.loader import Batch, TrainLoader, train_loader, validation_batches
+from tlm_jax.data.order import check_identity
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.data.windows import Windows
@@ -226,11 +227,17 @@ def test_validation_counts_every_window_once_on_any_hosts(
 
 def test_a_position_of_other_data_is_refused(store: TokenStore) -> None:
     with _loader(store) as loader:
-        identity = loader.identity
+        identity = loader.order.identity
     check_identity(identity, dict(identity), "checkpoint")
-    for key, difference in (("store", "corpus or tokenizer"), ("sequence_length", "window length"), ("seed", "order")):
-        with pytest.raises(UserError, match=f"checkpoint: the saved position is of another {difference}"):
+    for key, difference in (
+        ("store", "corpus"), ("tokenizer", "tokenizer"), ("sequence_length", "window length"), ("seed", "order"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"checkpoint: the saved position is of another {difference}: {key} was 99"):
             check_identity({**identity, key: 99}, identity, "checkpoint")
+    # What earlier versions saved.
+    check_identity({key: identity[key] for key in ("store", "sequence_length", "seed")}, identity, "checkpoint")
+    with pytest.raises(UserError, match="another corpus: store was None"):
+        check_identity({"sequence_length": T, "seed": 1}, identity, "checkpoint")
 
 
 def test_batches_that_cannot_be(store: TokenStore) -> None:

@@ -80,7 +80,8 @@ def test_a_corpus_that_changed_under_a_saved_index(store: Path, run: Path, tmp_p
     shutil.rmtree(workdir / "checkpoints" / "6")
     before = (workdir / "metrics.jsonl").read_bytes()
     told = complaint(*arguments(other, workdir, "--config.train.num_steps=6"))
-    assert f"{workdir}: the saved position is of another corpus or tokenizer: store was " in told
+    assert f"{workdir}: the saved position is of another corpus or mixture: components was 1 store (" in told
+    assert "now 1 other (" in told
     assert (workdir / "metrics.jsonl").read_bytes() == before
     assert complete_steps(workdir / "checkpoints") == [3]
 
@@ -284,7 +285,7 @@ def test_no_room_for_what_a_run_writes(store: Path, tmp_path: Path, limit: int, 
     assert last.startswith("tlm train: error: ")
     assert told in last
     assert "(EFBIG)" in last
-    assert all(line.startswith(("tiny: ", "peak ", "step ")) for line in before), done.stderr
+    assert all(line.startswith(("tiny: ", "peak ", "data ", "step ")) for line in before), done.stderr
     again = tlm(*argv)
     assert again.returncode == EXIT_COMPLETE, again.stderr
 

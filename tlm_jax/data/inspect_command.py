@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 from tlm_jax.config import reject_overrides
@@ -19,7 +21,8 @@ from tlm_jax.data.inspection import (
     shown_token,
     summary,
 )
-from tlm_jax.data.packing import packing
+from tlm_jax.data.mixture import Mixture, components
+from tlm_jax.data.packing import packing, packing_by_store
 from tlm_jax.data.store import SPLITS, TokenStore
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
@@ -29,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stores", nargs="+", metavar="STORE", help="token stores, prepared or adopted")
     parser.add_argument("--split", choices=SPLITS, default="train", help="whose documents to look at (default: train)")
     parser.add_argument("--sequence-length", type=int, default=1024, metavar="T", help="of the windows (default: 1024)")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        type=float,
+        metavar="W",
+        help="of the stores, in order: also show them as a mixture (config.data.mixture)",
+    )
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="documents to show (default: 3)")
     parser.add_argument("--tokens", type=int, default=16, metavar="N", help="frequent tokens to show (default: 16)")
     parser.add_argument("--verify", action="store_true", help="also compare every file's checksum with the manifest's")
@@ -43,15 +53,34 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise UserError(f"must be at least 0, not {value}", where=name)
     if args.sequence_length < 1:
         raise UserError(f"must be at least 1, not {args.sequence_length}", where="--sequence-length")
+    if args.weights and len(args.weights) != len(args.stores):
+        raise UserError(f"{len(args.weights)} weights for {len(args.stores)} stores", where="--weights")
     stores = [TokenStore.open(path, verify=args.verify) for path in args.stores]
+    mixture = _mixture_epochs(Mixture(stores, args.weights), args) if args.weights else []
     if args.json:
-        print(json.dumps([_measure(store, args) for store in stores], indent=1, ensure_ascii=False))
+        found = {"stores": [_measure(store, args) for store in stores], "mixture": mixture}
+        print(json.dumps(found, indent=1, ensure_ascii=False))
         return EXIT_COMPLETE
     for number, store in enumerate(stores):
         print("\n".join(([""] if number else []) + _describe(store, args)))
+    if mixture:
+        print("\nas a mixture")
+    for part in mixture:
+        once = f"read once after {part['windows_to_epoch']:,} windows, {part['tokens_to_epoch']:,} tokens, of it"
+        print(f"  {part['name']}: {part['share']} of the windows, {part['windows']:,} windows; {once}")
     if args.verify:
         print("every checksum is the manifest's", file=sys.stderr)
     return EXIT_COMPLETE
+
+
+def _mixture_epochs(mixture: Mixture, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Of each store: its share, and how much of the mixture is one epoch of it."""
+    found = []
+    for part, packed in zip(components(mixture), packing_by_store(mixture, args.sequence_length), strict=True):
+        windows = math.ceil(packed.windows / Fraction(part["share"]))
+        length = {"windows_to_epoch": windows, "tokens_to_epoch": windows * args.sequence_length}
+        found.append({**part, "windows": packed.windows, **length})
+    return found
 
 
 def _splits(store: TokenStore) -> list[str]:

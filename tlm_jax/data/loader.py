@@ -1,33 +1,29 @@
 """The loader: batches of windows whose whole state is one integer, and the fixed batches of validation.
 
-The training order is an endless stream of windows, each epoch a fresh seeded permutation computed index by index
-(grain's O(1) index shuffle). Batches are consecutive runs of that stream, so "how many windows have been consumed"
-says where a run stands, whatever the batch size, the number of hosts or the number of worker processes.
+The training order (`TrainOrder`) is an endless stream of windows. Batches are consecutive runs of it, so "how many
+windows have been consumed" says where a run stands, whatever the batch size, the number of hosts or worker processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import queue
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import grain
 import numpy as np
 from absl import flags
 
-from tlm_jax.data.store import MemoryStore, TokenStore
-from tlm_jax.data.windows import Windows
+from tlm_jax.data.mixture import AnyStore
+from tlm_jax.data.order import TrainOrder
+from tlm_jax.data.windows import cut
 from tlm_jax.data.workers import exit_with_parent, signals_held_back
 from tlm_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
-# grain's index shuffle works on 32-bit indices.
-_MAX_WINDOWS = 2**32 - 1
 # Batches read before they are asked for: enough to hide a slow read, few enough to be small beside a step's memory.
 _READ_AHEAD = 4
 
@@ -77,13 +73,11 @@ class TrainLoader:
 
     Attributes:
       next_index: windows consumed over all hosts; a loader given it as `start_index` goes on exactly from here.
-      identity: what the order depends on; a saved index means the same only under an equal identity.
+      order: which windows it reads; its `identity` belongs to a saved index.
     """
 
-    def __init__(
-        self, read_ahead: _ReadAhead, identity: dict[str, Any], global_batch_size: int, start_index: int
-    ) -> None:
-        self.identity = identity
+    def __init__(self, read_ahead: _ReadAhead, order: TrainOrder, global_batch_size: int, start_index: int) -> None:
+        self.order = order
         self.next_index = start_index
         self._global_batch_size = global_batch_size
         self._read_ahead: _ReadAhead | None = read_ahead
@@ -115,13 +109,8 @@ def _start_worker(worker_index: int, worker_count: int) -> None:
     exit_with_parent()
 
 
-def _grain_seed(seed: int) -> int:
-    """Spreads a seed over grain's 32 bits: grain adds the epoch to it, so neighbouring seeds would share orders."""
-    return int.from_bytes(hashlib.sha256(f"window order {seed}".encode()).digest()[:4], "little")
-
-
 def train_loader(
-    store: TokenStore | MemoryStore,
+    store: AnyStore,
     *,
     sequence_length: int,
     global_batch_size: int,
@@ -138,7 +127,7 @@ def train_loader(
     bytes and window [B]. Batches are the same for any `num_workers`; they are prepared ahead of their use.
 
     Args:
-      store: where the split "train" is read from.
+      store: where the split "train" is read from; a mixture's stores in turns.
       sequence_length: T.
       global_batch_size: windows per step over all hosts.
       seed: order of the windows, any integer.
@@ -150,53 +139,22 @@ def train_loader(
       UserError: an empty split, too many windows, or a batch that the hosts cannot share equally.
     """
     host_batch_size = _host_batch_size(global_batch_size, host_count, "global_batch_size")
-    windows = Windows(store, "train", sequence_length)
-    if len(windows) > _MAX_WINDOWS:
-        raise UserError(
-            f"{len(windows)} windows are more than {_MAX_WINDOWS}", where=store.name, mend="raise data.sequence_length"
-        )
     if start_index < 0:
         raise ValueError(f"start_index {start_index} is negative")
-    identity = {
-        "store": store.fingerprint,
-        "sequence_length": sequence_length,
-        "seed": seed,
-    }
-    endless = grain.MapDataset.range(len(windows)).shuffle(seed=_grain_seed(seed)).repeat()
-    share = endless[start_index + host_index :: host_count].batch(host_batch_size, drop_remainder=True)
-    batches = share.map(windows.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    order = TrainOrder(store, sequence_length, seed)
+    share = order.stream[start_index + host_index :: host_count].batch(host_batch_size, drop_remainder=True)
+    batches = share.map(order.windows.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if num_workers:
         if not flags.FLAGS.is_parsed():  # grain reads its own absl flags, which only absl.app.run parses
             flags.FLAGS.mark_as_parsed()
         workers = grain.multiprocessing.MultiprocessingOptions(num_workers, per_worker_buffer_size=2)
         batches = batches.mp_prefetch(workers, worker_init_fn=_start_worker)
-    return TrainLoader(
-        _ReadAhead(iter(batches), in_shared_memory=num_workers > 0), identity, global_batch_size, start_index
-    )
-
-
-def check_identity(saved: dict[str, Any], current: dict[str, Any], where: str) -> None:
-    """Checks that an index saved under one identity may be used under another.
-
-    Args:
-      saved, current: `TrainLoader.identity` then and now.
-      where: what holds the saved index, for the message.
-
-    Raises:
-      UserError: they differ; says in what.
-    """
-    told = {"store": "another corpus or tokenizer", "sequence_length": "another window length", "seed": "another order"}
-    for key, difference in told.items():
-        if saved.get(key) != current[key]:
-            raise UserError(
-                f"the saved position is of {difference}: {key} was {saved.get(key)}, now {current[key]}",
-                where=where,
-                mend="go back to the old value, or start a new run",
-            )
+    read_ahead = _ReadAhead(iter(batches), in_shared_memory=num_workers > 0)
+    return TrainLoader(read_ahead, order, global_batch_size, start_index)
 
 
 def validation_batches(
-    store: TokenStore | MemoryStore,
+    store: AnyStore,
     *,
     sequence_length: int,
     batch_size: int,
@@ -221,7 +179,7 @@ def validation_batches(
       UserError: an empty split, or a batch that the hosts cannot share equally.
     """
     host_batch_size = _host_batch_size(batch_size, host_count, "batch_size")
-    windows = Windows(store, "validation", sequence_length)
+    windows = cut(store, "validation", sequence_length)
     count = min(num_windows or len(windows), len(windows))
 
     def batches() -> Iterator[Batch]:

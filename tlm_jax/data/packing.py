@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlm_jax.data.mixture import AnyStore, Mixture
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.errors import UserError
 
@@ -94,3 +95,9 @@ def packing(store: TokenStore | MemoryStore, split: str, sequence_length: int) -
         documents_per_window=float((last - first + 1).sum() / windows),
         most_documents=int(begun.max()) + 1,
     )
+
+
+def packing_by_store(store: AnyStore, sequence_length: int) -> list[Packing]:
+    """The packing of the training split of a store, or of each store of a mixture."""
+    parts = store.stores if isinstance(store, Mixture) else [store]
+    return [packing(part, "train", sequence_length) for part in parts]

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -328,7 +328,18 @@ class MemoryStore:
         return hashlib.sha256(self._tokenizer.hash.encode() + tokens.tobytes()).hexdigest()
 
 
-def split_texts(split: Split | MemorySplit, tokenizer: Tokenizer) -> Iterator[str]:
+class Documents(Protocol):
+    """Tokens cut into documents: a split, of whatever store."""
+
+    @property
+    def documents(self) -> np.ndarray:
+        """int64 [documents + 1]: document d is tokens [documents[d], documents[d + 1])."""
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Returns tokens [start, stop)."""
+
+
+def split_texts(split: Documents, tokenizer: Tokenizer) -> Iterator[str]:
     """Yields the text of each document of a split."""
     for start, stop in itertools.pairwise(split.documents):
         yield tokenizer.decode(split.read(int(start), int(stop)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tlm_jax.data.mixture import AnyStore, Mixture
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
@@ -61,7 +62,7 @@ class Windows:
             "segment_ids": np.zeros(sequence_length, np.int32),
             "positions": np.zeros(sequence_length, np.int32),
         }
-        self._nothing: dict[str, Any] = {**self._padding, "bytes": np.int32(0), "window": np.int64(-1)}
+        self.nothing: dict[str, Any] = {**self._padding, "bytes": np.int32(0), "window": np.int64(-1)}
 
     def __len__(self) -> int:
         return -(-(self._split.num_tokens - 1) // self.sequence_length)
@@ -108,8 +109,50 @@ class Windows:
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Returns windows stacked along a leading axis; index -1 stands for one in which nothing counts."""
-        rows = [self[int(i)] if i >= 0 else self._nothing for i in indices]
-        return {key: np.stack([row[key] for row in rows]) for key in self._nothing}
+        return _stack([self[int(i)] if i >= 0 else self.nothing for i in indices])
+
+
+class JoinedWindows:
+    """The windows of several stores end to end, by one index; `window` in each is that index.
+
+    Args:
+      parts: the windows of each store, of one length and tokenizer.
+    """
+
+    def __init__(self, parts: Sequence[Windows]) -> None:
+        self._parts = list(parts)
+        self.starts = np.cumsum([0] + [len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return {**self._parts[number][index - int(self.starts[number])], "window": np.int64(index)}
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Returns windows stacked along a leading axis; index -1 stands for one in which nothing counts."""
+        return _stack([self[int(i)] if i >= 0 else self._parts[0].nothing for i in indices])
+
+
+def _stack(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def cut(store: AnyStore, split: str, sequence_length: int) -> Windows | JoinedWindows:
+    """Returns the windows of a split; of a mixture those of its stores one after the other, leaving out empty ones.
+
+    Raises:
+      UserError: the split holds nothing, or the length is below 1.
+    """
+    if not isinstance(store, Mixture):
+        return Windows(store, split, sequence_length)
+    filled = [part for part in store.stores if part.split(split).num_tokens > 1]
+    if not filled:
+        raise UserError(f"the split {split!r} holds no document", where=store.name)
+    return JoinedWindows([Windows(part, split, sequence_length) for part in filled])
 
 
 def windows_from_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> Windows:

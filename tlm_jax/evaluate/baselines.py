@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlm_jax.data.mixture import JoinedSplit, Mixture
 from tlm_jax.data.store import MemorySplit, Split, TokenStore
 from tlm_jax.errors import UserError
 
 _CHUNK_TOKENS = 1 << 22  # 32 MiB of int64 pair keys at one time
 _GZIP_WBITS = 31  # zlib: the gzip container with a 32 KiB window
+
+AnySplit = Split | MemorySplit | JoinedSplit
 
 
 def gzip_bits_per_byte(texts: Iterable[str]) -> float:
@@ -37,7 +40,7 @@ def gzip_bits_per_byte(texts: Iterable[str]) -> float:
     return 8 * compressed_bytes / text_bytes
 
 
-def smoothed_bigram_bits_per_byte(store: TokenStore, held_out: Split | MemorySplit | None = None) -> float:
+def smoothed_bigram_bits_per_byte(store: TokenStore | Mixture, held_out: AnySplit | None = None) -> float:
     """Bits per byte of a bigram model counted on the store's whole training split.
 
     The model is `KneserNeyBigram`; its discounts come from the training counts alone.
@@ -66,7 +69,7 @@ def smoothed_bigram_bits_per_byte(store: TokenStore, held_out: Split | MemorySpl
     return float(-(counts * np.log2(probabilities)).sum() / held_out.num_bytes)
 
 
-def _chunks(split: Split | MemorySplit) -> Iterator[np.ndarray]:
+def _chunks(split: AnySplit) -> Iterator[np.ndarray]:
     """Reads a split in pieces that overlap by one token, so that each pair of neighbours is in exactly one piece."""
     for start in range(0, split.num_tokens - 1, _CHUNK_TOKENS):
         yield split.read(start, min(start + _CHUNK_TOKENS + 1, split.num_tokens))

@@ -7,13 +7,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from tlm_jax.checkpoint.layout import step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
+from tlm_jax.data.mixture import AnyStore, Mixture, open_data
 from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte
@@ -23,6 +24,8 @@ from tlm_jax.files import write_result
 from tlm_jax.parallel.devices import use_compilation_cache
 from tlm_jax.progress import ProgressBar
 from tlm_jax.train.setup import validation_batch_size
+
+OnDisk = TypeVar("OnDisk", TokenStore, TokenStore | Mixture)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +100,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return EXIT_COMPLETE
 
 
-def _open_data(args: argparse.Namespace, source: Checkpointed) -> TokenStore | MemoryStore:
+def _open_data(args: argparse.Namespace, source: Checkpointed) -> AnyStore:
     if not args.data:
         return _run_store(source)
     stores = [path for path in args.data if (Path(path) / MANIFEST).is_file()]
@@ -108,10 +111,10 @@ def _open_data(args: argparse.Namespace, source: Checkpointed) -> TokenStore | M
     return _same_tokenizer(TokenStore.open(stores[0]), source)
 
 
-def _run_store(source: Checkpointed) -> TokenStore:
-    """The token store that the run was trained on."""
+def _run_store(source: Checkpointed) -> TokenStore | Mixture:
+    """The token store that the run was trained on, or its mixture."""
     try:
-        return _same_tokenizer(TokenStore.open(source.config.data.store), source)
+        return _same_tokenizer(open_data(source.config.data.store, source.config.data.mixture), source)
     except UserError as error:
         raise UserError(
             f"the run's token store cannot be read: {error.what}",
@@ -120,7 +123,7 @@ def _run_store(source: Checkpointed) -> TokenStore:
         ) from error
 
 
-def _same_tokenizer(store: TokenStore, source: Checkpointed) -> TokenStore:
+def _same_tokenizer(store: OnDisk, source: Checkpointed) -> OnDisk:
     if store.tokenizer().hash != source.tokenizer.hash:
         raise UserError(
             "the store was made with another tokenizer than the checkpoint's",
@@ -146,12 +149,12 @@ def _batch_size(requested: int | None, source: Checkpointed) -> int:
     return requested
 
 
-def _baselines(store: TokenStore | MemoryStore, source: Checkpointed) -> dict[str, float]:
+def _baselines(store: AnyStore, source: Checkpointed) -> dict[str, float]:
     held_out = store.split("validation")
     if not held_out.num_bytes:
         what = "the bytes of the text are not known"
         raise UserError(what, where=store.name, mend="leave out --baselines, or adopt the store with its tokenizer")
-    counted = store if isinstance(store, TokenStore) else _run_store(source)
+    counted = _run_store(source) if isinstance(store, MemoryStore) else store
     return {
         "gzip_bits_per_byte": gzip_bits_per_byte(split_texts(held_out, source.tokenizer)),
         "bigram_bits_per_byte": smoothed_bigram_bits_per_byte(counted, held_out),

@@ -11,8 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from tlm_jax.data.loader import validation_batches
-from tlm_jax.data.store import MemoryStore, TokenStore
-from tlm_jax.data.windows import Windows
+from tlm_jax.data.mixture import AnyStore
+from tlm_jax.data.windows import cut
 from tlm_jax.model.functional import FunctionalDecoder, Parameters
 from tlm_jax.train.step import make_eval_step
 from tlm_jax.train.validation import evaluate
@@ -22,7 +22,7 @@ def held_out_metrics(
     model: FunctionalDecoder,
     parameters: Parameters,
     mesh: Mesh,
-    store: TokenStore | MemoryStore,
+    store: AnyStore,
     *,
     sequence_length: int,
     batch_size: int,
@@ -43,7 +43,7 @@ def held_out_metrics(
     Raises:
       UserError: the split is empty.
     """
-    total = -(-len(Windows(store, "validation", sequence_length)) // batch_size)
+    total = -(-len(cut(store, "validation", sequence_length)) // batch_size)
     batches = validation_batches(
         store,
         sequence_length=sequence_length,

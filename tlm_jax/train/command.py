@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     # From here on a signal ends the run in an orderly way: imports and compilation may take minutes.
     with StopRequest() as stop:
         config = load_config(args.config, overrides)
+        from tlm_jax.data.mixture import with_absolute_paths
         from tlm_jax.parallel.devices import use_compilation_cache
         from tlm_jax.parallel.distributed import start_distributed
         from tlm_jax.train.loop import train
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         use_compilation_cache()
         if config.data.store:
             config.data.store = os.path.abspath(config.data.store)  # evaluation may be started from elsewhere
+        config.data.mixture = with_absolute_paths(config.data.mixture)
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
         command += " --distributed" if args.distributed else ""
         return train(build(config), Path(args.workdir), command, stop)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import numpy as np
 from tlm_jax import config as configs
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
 from tlm_jax.checkpoint.retention import storable
-from tlm_jax.data.loader import Batch, TrainLoader, check_identity, train_loader, validation_batches
+from tlm_jax.data.loader import Batch, TrainLoader, train_loader, validation_batches
+from tlm_jax.data.order import TrainOrder, check_identity
+from tlm_jax.data.packing import packing_by_store
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 from tlm_jax.model.functional import Parameters
 from tlm_jax.parallel.devices import peak_flops, to_global
@@ -92,11 +95,11 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
         # --- The loop: step n is dispatched, then step n - 1 is read
         with (
             _loader(setup, data_state, str(workdir)) as loader,
-            Recorder(config, workdir, meter, start_step, first_host=first_host) as recorder,
+            Recorder(config, workdir, meter, start_step, loader.order.epochs, first_host=first_host) as recorder,
         ):
             if first_host:
                 claim(workdir, config, setup.profile)
-            _greet(setup, recorder.terminal, start_step, peak, peak_source)
+                _greet(setup, loader.order, recorder.terminal, start_step, peak, peak_source)
             pending: Pending | None = None
             for step, batch in _steps(loader, meter, start_step + 1, config.train.num_steps):
                 batch["requests"] = _requests(len(batch["bytes"]), stop, checkpoints)
@@ -125,7 +128,7 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
                     pending = None
                     measured = storable(validate()) if validate else {}
                 if saving or checkpoints.due_by_metric(measured):
-                    data_state = loader.identity | {"next_window": loader.next_index}
+                    data_state = loader.order.identity | {"next_window": loader.next_index}
                     checkpoints.save(step, state, data_state, force=True, metrics=measured)
                 if validating or saving:
                     meter.pause()
@@ -175,7 +178,7 @@ def _loader(setup: Setup, data_state: dict[str, Any], where: str) -> TrainLoader
     )
     if data_state["next_window"]:
         try:
-            check_identity(data_state, loader.identity, where)
+            check_identity(data_state, loader.order.identity, where)
         except UserError:
             loader.close()
             raise
@@ -222,11 +225,12 @@ def _peak(setup: Setup) -> tuple[float, str]:
     return peak_flops(jax.local_devices()[0], jnp.dtype(setup.model.settings.dtype))
 
 
-def _greet(setup: Setup, terminal: Terminal, start_step: int, peak: float, peak_source: str) -> None:
+def _greet(setup: Setup, order: TrainOrder, terminal: Terminal, start_step: int, peak: float, peak_source: str) -> None:
     config, profile = setup.config, setup.profile
     widths = [layer.d_ff for layer in profile.layers]
     axes = " × ".join(f"{name} {size}" for name, size in setup.mesh.shape.items() if size > 1) or "1 device"
-    tokens = config.train.num_steps * config.train.global_batch_size * config.data.sequence_length
+    length = config.data.sequence_length
+    tokens = config.train.num_steps * config.train.global_batch_size * length
     kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
@@ -238,3 +242,7 @@ def _greet(setup: Setup, terminal: Terminal, start_step: int, peak: float, peak_
         + (f" · {whole / 2**20:.1f} MiB of parameters and optimizer state replicated on every device" if whole else "")
         + (f" · resuming at step {start_step}" if start_step else "")
     )
+    epochs = order.epochs(config.train.num_steps * config.train.global_batch_size)
+    for part, found in zip(order.identity["components"], packing_by_store(setup.store, length), strict=True):
+        share = f"{float(Fraction(part['share'])):.1%} of windows, " if len(epochs) > 1 else ""
+        terminal.say(f"data {part['name']}: {share}{epochs[part['name']]:.2f} epochs · {found.summary()}")

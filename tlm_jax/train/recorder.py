@@ -23,14 +23,24 @@ class Recorder:
       workdir: where the files go.
       meter: measures speed.
       start_step: the restored step; later records of an earlier process are dropped.
+      epochs: how many epochs of each store a number of windows is.
       first_host: whether this host writes and speaks.
 
     Raises:
       UserError: a file cannot be written.
     """
 
-    def __init__(self, config: ConfigDict, workdir: Path, meter: Meter, start_step: int, *, first_host: bool) -> None:
-        self._config, self._workdir, self.meter = config, workdir, meter
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Path,
+        meter: Meter,
+        start_step: int,
+        epochs: Callable[[int], dict[str, float]],
+        *,
+        first_host: bool,
+    ) -> None:
+        self._config, self._workdir, self.meter, self._epochs = config, workdir, meter, epochs
         self.terminal = Terminal(config.name, config.train.num_steps, start_step, quiet=not first_host)
         self._writers: list[Any] = [self.terminal]
         if first_host:
@@ -63,6 +73,7 @@ class Recorder:
         with_norms = bool(log.norms_every_steps) and step % log.norms_every_steps == 0
         if validate or with_norms or skipped_row or step == train.num_steps or step % log.every_steps == 0:
             record: Record = make_record(step, values, self.meter, with_norms=with_norms)
+            record["epochs"] = self._epochs(step * train.global_batch_size)
             if validate:
                 record["validation"] = validate()
             if skipped_row:

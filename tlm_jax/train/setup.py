@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.checkpoint.manager import check_checkpoint_keys
-from tlm_jax.data.store import SPLITS, TokenStore
+from tlm_jax.data.mixture import Mixture, open_data
+from tlm_jax.data.store import TokenStore
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model import attention_kernels
 from tlm_jax.model.attention import attention_features
@@ -36,7 +37,7 @@ class Setup:
 
     config: ConfigDict
     profile: Profile
-    store: TokenStore
+    store: TokenStore | Mixture
     mesh: Mesh
     model: FunctionalDecoder
     optimizer: optax.GradientTransformation
@@ -160,17 +161,7 @@ def _check_divisibility(config: ConfigDict, profile: Profile, mesh: Mesh) -> lis
     return problems
 
 
-def _open_store(config: ConfigDict) -> TokenStore:
-    if not config.data.store:
-        raise UserError(
-            "names no token store",
-            where="config.data.store",
-            mend="make one with `tlm prepare` and pass --config.data.store=DIR",
-        )
-    return TokenStore.open(config.data.store)
-
-
-def check_vocabulary(config: ConfigDict, store: TokenStore) -> None:
+def check_vocabulary(config: ConfigDict, store: TokenStore | Mixture) -> None:
     """Raises a `UserError` if the store's token ids do not fit the model."""
     needed = store.tokenizer().vocab_size
     if needed > config.model.vocab_size:
@@ -181,14 +172,22 @@ def check_vocabulary(config: ConfigDict, store: TokenStore) -> None:
         )
 
 
-def _check_splits(store: TokenStore) -> list[UserError]:
-    return [
+def _check_splits(config: ConfigDict, store: TokenStore | Mixture) -> list[UserError]:
+    """A mixture trains on all its stores; what is held out may be of some."""
+    needed = [(part, "train") for part in (store.stores if isinstance(store, Mixture) else [store])]
+    problems = [
         UserError(
-            f"the split {split!r} holds no document", where=store.name, mend="prepare more text, or another --holdout"
+            f"the split {split!r} holds no document", where=part.name, mend="prepare more text, or another --holdout"
         )
-        for split in SPLITS
-        if not store.split(split).num_documents
+        for part, split in [*needed, (store, "validation")]
+        if not part.split(split).num_documents
     ]
+    keys = config.checkpoint
+    if keys.keep_best and keys.best_metric == "validation/bits_per_byte" and not store.split("validation").num_bytes:
+        what = "the bytes of the text are not known"
+        mend = "take validation/loss, or adopt the store with its tokenizer"
+        problems.append(UserError(what, where="config.checkpoint.best_metric", mend=mend))
+    return problems
 
 
 def build(config: ConfigDict) -> Setup:
@@ -203,10 +202,10 @@ def build(config: ConfigDict) -> Setup:
     settings = _try(problems, lambda: settings_from_config(config))
     optimizer = _try(problems, lambda: build_optimizer(config))
     mesh = _try(problems, lambda: make_mesh(config.mesh))
-    store = _try(problems, lambda: _open_store(config))
+    store = _try(problems, lambda: open_data(config.data.store, config.data.mixture))
     if store is not None:
         _try(problems, lambda: check_vocabulary(config, store))
-        problems += _check_splits(store)
+        problems += _check_splits(config, store)
     if mesh is not None and not problems:
         problems += _check_batches(config, mesh)
         if profile is not None:

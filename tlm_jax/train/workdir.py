@@ -21,6 +21,7 @@ from tlm_jax.files import write_atomically, write_error
 FREE = (
     "name",
     "data.store",  # what counts is the store's content, which the checkpoint knows
+    "data.mixture",  # likewise, and the proportions
     "data.num_workers",
     "model.attention",
     "model.layer_stacking",  # a checkpoint is converted
