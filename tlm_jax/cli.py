@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("tlm_jax.train.command", "train a model; the same command again resumes it"),
     "eval": ("tlm_jax.evaluate.eval_command", "loss, perplexity and bits per byte of a checkpoint"),
     "generate": ("tlm_jax.evaluate.generate_command", "sample text from a checkpoint"),
+    "checkpoint": ("tlm_jax.checkpoint.command", "list, verify, prune, export or convert the checkpoints of a run"),
     "compare": ("tlm_jax.compare.command", "variants at equal budget over seeds, and what their differences say"),
     "report": ("tlm_jax.report.command", "one HTML page about one or more runs"),
 }

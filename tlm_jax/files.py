@@ -1,9 +1,12 @@
-"""Files that appear whole or not at all, and what a failed write means to the user."""
+"""Files that appear whole or not at all, directories of one process at a time, and what a failed write means."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tlm_jax.errors import UserError
@@ -35,6 +38,12 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         raise
 
 
+def remove_partials(directory: Path) -> None:
+    """Deletes what interrupted calls of `write_atomically` left in a directory that is this process's."""
+    for leftover in directory.glob(f"*{PARTIAL}*"):
+        leftover.unlink(missing_ok=True)
+
+
 def write_result(path: str, text: str) -> None:
     """Writes what a command was asked for, whole or not at all; a pipe or device is written as it is, never replaced.
 
@@ -57,3 +66,31 @@ def write_error(error: OSError, output: Path) -> UserError:
         mend = "finished work is kept: make room and give the same command again"
         return UserError("no space left to write", where=str(output), mend=mend)
     return UserError(f"{error.strerror or error}", where=str(error.filename or output))
+
+
+@contextmanager
+def only_one(workdir: Path) -> Iterator[None]:
+    """Keeps the directory to this process; for one host only. The lock goes with the process, however that ends.
+
+    A file system without locks goes unguarded, and so does a directory that cannot be written: that is told where it
+    matters.
+
+    Raises:
+      UserError: another process holds it.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a forked loader process inherits none
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                mend = "wait until it has ended, stop it, or give another --workdir"
+                raise UserError("another process is at work here", where=str(workdir), mend=mend) from error
+        yield
+    finally:
+        os.close(file)

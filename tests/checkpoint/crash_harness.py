@@ -2,6 +2,8 @@
 
     python crash_harness.py DIRECTORY every-event      one process per file-system event of a save, killed before it
     python crash_harness.py DIRECTORY random ROUNDS    killed at random moments of saving without pause
+    python crash_harness.py DIRECTORY prune            one process per file-system event of `tlm checkpoint prune`
+    python crash_harness.py DIRECTORY export           the same of `tlm checkpoint export`, every fourth event
 
 Prints one JSON object per killed process. Each process begins by restoring what the killed one before it left, so a
 failed check ends the program. Processes are forked before JAX starts a backend, which saves importing JAX each time.
@@ -9,9 +11,11 @@ failed check ends the program. Processes are forked before JAX starts a backend,
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -24,7 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
+from tlm_jax.cli import main
 
 METADATA = Metadata(config="{}", profile="{}", tokenizer_kind="bytes", tokenizer=b"\0")
 EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open")
@@ -37,9 +43,9 @@ def state_of(step: int) -> dict[str, Any]:
     return {"params": {"w": jnp.asarray(noise)}, "optimizer": {"mu": jnp.asarray(-noise)}, "step": jnp.int32(step)}
 
 
-def open_manager(directory: Path) -> CheckpointManager:
+def open_manager(directory: Path, keep_last: int = 1) -> CheckpointManager:
     return CheckpointManager(
-        directory, every_steps=0, every_seconds=0.0, keep_last=1, timeout_seconds=60.0, metadata=METADATA
+        directory, every_steps=0, every_seconds=0.0, keep_last=keep_last, timeout_seconds=60.0, metadata=METADATA
     )
 
 
@@ -160,8 +166,70 @@ def random_moments(directory: Path, rounds: int) -> None:
     assert os.waitpid(in_child(final_check), 0)[1] == 0, "the last process left something that cannot be restored"
 
 
+def four_checkpoints(directory: Path) -> None:
+    """Steps 1 to 4, of which 2 has the lowest loss."""
+    with open_manager(directory, keep_last=9) as manager:
+        for step, loss in enumerate((5.0, 3.0, 4.0, 6.0), 1):
+            metrics = {"validation/loss": loss}
+            manager.save(step, state_of(step), {"next_window": step}, force=True, metrics=metrics)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def killed_prunes(directory: Path) -> None:
+    assert os.waitpid(in_child(lambda: four_checkpoints(directory)), 0)[1] == 0
+    whole = {step: contents(directory / str(step)) for step in complete_steps(directory)}
+    report, copy = directory.with_suffix(".event"), directory.with_suffix(".copy")
+    command = ["checkpoint", "prune", str(copy), "--keep-last=1", "--keep-best=1"]
+
+    def prune_and_die(number: int) -> None:
+        die_at_event(copy, number, report)
+        assert main(command) == 0
+
+    for number in itertools.count():
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(directory, copy)
+        status = os.waitpid(in_child(lambda number=number: prune_and_die(number)), 0)[1]
+        left = complete_steps(copy)
+        assert {2, 4} <= set(left), f"event {number}: the newest and the best do not stay"
+        assert all(contents(copy / str(step)) == whole[step] for step in left), f"event {number}: a damaged one counts"
+        if status == 0:
+            assert left == [2, 4]
+            return
+        assert os.WIFSIGNALED(status), f"event {number}: the process failed by itself"
+        print(report.read_text(), flush=True)
+        assert main(command) == 0
+        assert sorted(path.name for path in copy.iterdir()) == [".lock", "2", "4"], "left behind"
+
+
+def killed_exports(directory: Path) -> None:
+    assert os.waitpid(in_child(lambda: four_checkpoints(directory)), 0)[1] == 0
+    report, output = directory.with_suffix(".event"), directory.with_suffix(".export")
+    command = ["checkpoint", "export", str(directory), f"--output={output}", "--step=best"]
+
+    def export_and_die(number: int) -> None:
+        die_at_event(output, number, report)
+        assert main(command) == 0
+
+    for number in itertools.count(0, 4):
+        status = os.waitpid(in_child(lambda number=number: export_and_die(number)), 0)[1]
+        if status == 0:
+            assert complete_steps(output / "checkpoints") == [2]
+            assert sorted(path.name for path in output.iterdir()) == ["checkpoints", "config.json", "profile.json"]
+            return
+        assert os.WIFSIGNALED(status), f"event {number}: the process failed by itself"
+        assert complete_steps(output / "checkpoints") == []
+        print(report.read_text(), flush=True)
+
+
 if __name__ == "__main__":
-    if sys.argv[2] == "random":
+    if sys.argv[2] == "prune":
+        killed_prunes(Path(sys.argv[1]))
+    elif sys.argv[2] == "export":
+        killed_exports(Path(sys.argv[1]))
+    elif sys.argv[2] == "random":
         random_moments(Path(sys.argv[1]), int(sys.argv[3]))
     else:
         every_event(Path(sys.argv[1]))

@@ -20,7 +20,7 @@ def run_harness(directory: Path, *arguments: str) -> list[dict[str, Any]]:
         capture_output=True, text=True, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.slow
@@ -38,3 +38,14 @@ def test_killed_at_random_moments(tmp_path: Path):
     rounds = run_harness(tmp_path / "checkpoints", "random", "12")
     assert len(rounds) == 12
     assert sum(bool(entry["unfinished"]) for entry in rounds) >= 3, "hardly any kill came in the middle of a save"
+
+
+def test_killed_before_every_file_system_event_of_a_prune(tmp_path: Path):
+    killed = run_harness(tmp_path / "checkpoints", "prune")
+    assert sum(entry["event"] == "os.rename" for entry in killed) == 2, "no kill at each of two removals"
+    assert sum(entry["event"] == "os.rmdir" for entry in killed) > 10, "no kill in the middle of a removal"
+
+
+@pytest.mark.slow
+def test_killed_at_file_system_events_of_an_export(tmp_path: Path):
+    assert len(run_harness(tmp_path / "checkpoints", "export")) > 8

@@ -51,7 +51,9 @@ def state(grouping: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: "b" if path[-1].key == "scale" else "a", tree),
     )
     moments = optimizer.update(weights, optimizer.init(weights), weights)[1]  # functions of the gradient: the weights
-    return place(jax.tree.map(jnp.asarray, {"params": weights, "optimizer": moments, "step": np.int32(3)}), mesh)
+    average = jax.tree.map(lambda leaf: leaf / 2, weights)
+    tree = {"params": weights, "ema": average, "optimizer": moments, "step": np.int32(3)}
+    return place(jax.tree.map(jnp.asarray, tree), mesh)
 
 
 @pytest.mark.parametrize(

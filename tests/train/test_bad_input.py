@@ -172,7 +172,7 @@ def test_a_result_written_into_a_pipe(tmp_path: Path):
 
 HOLDER = """
 import pathlib, sys
-from tlm_jax.train.workdir import only_one
+from tlm_jax.files import only_one
 with only_one(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -185,7 +185,7 @@ def test_a_workdir_in_which_another_process_trains(store: Path, run: Path, compl
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         told = complaint(*arguments(store, run, "--config.train.num_steps=6"))
-        assert f"{run}: another process is training here; wait until it has ended, stop it, or give another" in told
+        assert f"{run}: another process is at work here; wait until it has ended, stop it, or give another" in told
         holder.kill()
     assert main(arguments(store, run, "--config.train.num_steps=6")) == EXIT_COMPLETE
 

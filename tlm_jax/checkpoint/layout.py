@@ -30,6 +30,8 @@ METADATA = "metadata"
 CHECKSUMS = "checksums"  # keys beside the metadata's own
 PERMANENT = "permanent"
 METRICS = "metrics"
+WEIGHTS_ONLY = "weights_only"  # in the metadata's `extra`: nothing but PARAMS; says whether they were PARAMS or EMA
+PARAMETERS_DTYPE = "parameters_dtype"  # the same: what the weights were rounded to for it
 
 BEST = "best"  # in the place of a step: the one with the lowest `checkpoint.best_metric`
 
@@ -105,17 +107,6 @@ def searched(path: Path) -> tuple[Path, Path]:
     return path / "checkpoints", path
 
 
-def metric_values(directory: Path, name: str) -> dict[int, float | None]:
-    """The metric of each complete checkpoint; None: it was not measured, was not finite, or cannot be read."""
-    values = {}
-    for step in complete_steps(directory):
-        try:
-            values[step] = read_json(step_directory(directory, step), METADATA).get(METRICS, {}).get(name)
-        except UserError:
-            values[step] = None
-    return values
-
-
 def remove_checkpoint(path: Path) -> None:
     """Deletes a checkpoint; from the first moment on it no longer counts as complete, whatever happens then."""
     doomed = path.with_name(path.name + _REMOVED)
@@ -125,11 +116,19 @@ def remove_checkpoint(path: Path) -> None:
 
 def remove_leftovers(directory: Path, step: int | None = None) -> None:
     """Deletes what interrupted saves and deletions left behind, of one step or of all; never a complete checkpoint."""
+    for path in leftovers(directory):
+        if step in (None, int(path.name.split(".", 1)[0])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """What interrupted saves and deletions left behind, and what is being saved or deleted right now."""
+    found = []
     for path in directory.iterdir() if directory.is_dir() else ():
         number = path.name.split(".", 1)[0]
-        unfinished = path.name.startswith((f"{number}{_TEMPORARY}", f"{number}{_REMOVED}"))
-        if number.isdecimal() and unfinished and step in (None, int(number)):
-            shutil.rmtree(path, ignore_errors=True)
+        if number.isdecimal() and path.name.startswith((f"{number}{_TEMPORARY}", f"{number}{_REMOVED}")):
+            found.append(path)
+    return sorted(found)
 
 
 def read_json(path: Path, item: str) -> Any:
@@ -169,6 +168,9 @@ def read_step_metadata(path: Path) -> Metadata:
 
 def damaged(path: Path, reason: str) -> UserError:
     """The error for a checkpoint that cannot be read: says which older one can be used instead."""
+    if not path.exists():
+        mend = "give the command again for the newest one"
+        return UserError("the checkpoint was removed while it was being read", where=str(path), mend=mend)
     older = [step for step in complete_steps(path.parent) if path.name.isdecimal() and step < int(path.name)]
     if older:
         mend = f"the newest complete checkpoint before it is step {older[-1]}: remove {path} to go on from there"

@@ -125,7 +125,7 @@ class CheckpointManager:
         """Whether a checkpoint with these metrics would be one of the best that are kept; the same on all processes."""
         if not self._keep_best:
             return False
-        values = layout.metric_values(self.directory, self._best_metric)
+        values = retention.metric_values(self.directory, self._best_metric)
         if self._begun_step >= 0:  # perhaps on its way
             values[self._begun_step] = self._begun_value
         value = metrics.get(self._best_metric)
@@ -135,7 +135,7 @@ class CheckpointManager:
         self,
         step: int,
         state: dict[str, Any],
-        data_state: dict[str, Any],
+        data_state: dict[str, Any] | None,
         *,
         force: bool = False,
         metrics: Metrics | None = None,
@@ -146,8 +146,8 @@ class CheckpointManager:
 
         Args:
           step: completed steps.
-          state: the train state, a dictionary with "params" and at least one other key; each value a pytree of arrays.
-          data_state: what the data loader needs to go on; JSON values.
+          state: the train state, a dictionary with "params"; each value a pytree of arrays.
+          data_state: what the data loader needs to go on, JSON values; None: no training goes on from here.
           force: save whether or not it is time.
           metrics: measured at this step, as `retention.storable` gives them.
 
@@ -175,7 +175,8 @@ class CheckpointManager:
             layout.METRICS: dict(metrics or {}),
             layout.CHECKSUMS: checksum.checksums(restore.items_by_name(items)),
         }
-        self._begin(step, path, items | {layout.DATA: data_state, layout.METADATA: description})
+        data = {} if data_state is None else {layout.DATA: data_state}
+        self._begin(step, path, items | data | {layout.METADATA: description})
         return True
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:

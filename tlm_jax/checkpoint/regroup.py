@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tlm_jax.model.decoder import layers_of
+from tlm_jax.errors import UserError
+from tlm_jax.model.decoder import Run, layers_of
 
 
 class _Place(NamedTuple):
@@ -83,6 +84,37 @@ def _needed(name: str, sources: Mapping[str, tuple[str, int]]) -> list[tuple[str
     """What a wanted leaf is made of: stored names, each with an index into the stack."""
     place = _place(name)
     return [sources[place.name(layer)] for layer in place.layers] if place else [(name, 0)]
+
+
+def restacked(tree: Any, runs: Iterable[Run]) -> Any:
+    """A tree of shapes and dtypes, in nested dicts and lists, with its layers grouped as `runs` instead.
+
+    Raises:
+      UserError: a layer of `runs` is missing.
+    """
+    if isinstance(tree, (list, tuple)):
+        return [restacked(branch, runs) for branch in tree]
+    if not isinstance(tree, dict):
+        return tree
+    made: dict[str, Any] = {}
+    layers: dict[int, Any] = {}
+    for name, branch in tree.items():
+        stored = layers_of(name)
+        if stored is None:
+            made[name] = restacked(branch, runs)
+            continue
+        one = jax.tree.map(lambda leaf: _shaped(leaf, leaf.shape[1:]), branch) if len(stored) > 1 else branch
+        layers |= dict.fromkeys(stored, one)
+    for run in runs if layers else ():
+        if run.start not in layers:
+            raise UserError(f"layer {run.start} is missing")
+        stack = (run.length,) if run.stacked else ()
+        made[run.name] = jax.tree.map(lambda leaf, s=stack: _shaped(leaf, (*s, *leaf.shape)), layers[run.start])
+    return made
+
+
+def _shaped(leaf: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
 
 def stored_shardings(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,10 +12,11 @@ from orbax.checkpoint import v1 as ocp
 
 from tlm_jax.checkpoint import agreement, checksum, layout, regroup, retention, storage
 from tlm_jax.checkpoint.layout import Metadata
-from tlm_jax.config import from_json
 from tlm_jax.errors import UserError
 
 T = TypeVar("T")
+
+_VERIFIED_AT_ONCE = 2**30  # bytes
 
 
 def find_checkpoint(path: str | Path, step: int | str | None = None) -> Path:
@@ -39,7 +41,7 @@ def find_checkpoint(path: str | Path, step: int | str | None = None) -> Path:
     if directory:
         steps = layout.complete_steps(directory)
         if step == layout.BEST:
-            return layout.step_directory(directory, best_step(directory))
+            return layout.step_directory(directory, retention.best_step(directory))
         if step is None or step in steps:
             return layout.step_directory(directory, steps[-1] if step is None else int(step))
         raise UserError(
@@ -54,30 +56,6 @@ def find_checkpoint(path: str | Path, step: int | str | None = None) -> Path:
         f"no complete checkpoint: looked for <step> directories in {' and '.join(map(str, looked))}",
         where=str(path),
         mend="give a workdir, its checkpoints folder, or a step directory in it",
-    )
-
-
-def best_metric(directory: Path) -> str:
-    """The metric that tells the best of `directory`'s checkpoints: what the newest one's config says."""
-    path = layout.step_directory(directory, layout.complete_steps(directory)[-1])
-    saved = layout.read_step_metadata(path).config
-    return str(from_json(saved, where=f"{path}: config").checkpoint.best_metric)
-
-
-def best_step(directory: Path) -> int:
-    """The step with the lowest `best_metric`, of equals the earliest.
-
-    Raises:
-      UserError: no complete checkpoint has been measured.
-    """
-    metric = best_metric(directory)
-    best = retention.best(layout.metric_values(directory, metric), 1)
-    if best:
-        return best[0]
-    raise UserError(
-        f"no checkpoint has a finite {metric}",
-        where=str(directory),
-        mend="one is stored where a save and a validation meet, as with checkpoint.keep_best; give a step instead",
     )
 
 
@@ -112,7 +90,7 @@ def restore_parameters(
       UserError: no checkpoint, a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
     params = _restore_items(find_checkpoint(path), {weights: abstract_params}, any_float=cast_floats)[weights]
-    return jax.tree.map(lambda x, wanted: _cast(x, wanted.dtype), params, abstract_params) if cast_floats else params
+    return jax.tree.map(lambda x, wanted: cast(x, wanted.dtype), params, abstract_params) if cast_floats else params
 
 
 def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Metadata]:
@@ -131,27 +109,89 @@ def restore_state(path: Path, abstract_state: dict[str, Any]) -> tuple[dict[str,
       UserError: a leaf that is missing, superfluous or of another shape or dtype, or damaged files.
     """
     metadata = layout.read_step_metadata(path)
+    if layout.WEIGHTS_ONLY in metadata.extra:
+        mend = "give the workdir of the run itself; `tlm eval` and `tlm generate` take this one"
+        raise UserError("holds weights only: training cannot go on from it", where=str(path), mend=mend)
     data_state = layout.read_json(path, layout.DATA)
     loaded = _restore_items(path, split_items(abstract_state))
     return loaded.pop(layout.STATE) | loaded, data_state, metadata
 
 
+def restore_stored(
+    path: Path, items: Sequence[str] = (), *, rearrange: Callable[[Any], Any] = lambda tree: tree
+) -> dict[str, Any]:
+    """Restores arrays of the step directory `path` as they are stored, each item's tree as nested dicts and lists.
+
+    Args:
+      path: the directory of a complete checkpoint.
+      items: which; all that hold arrays by default.
+      rearrange: from an item's tree of shapes and dtypes to one that groups the same layers otherwise.
+
+    Raises:
+      UserError: damaged files, or no moving average.
+    """
+    trees = {item: _stored_tree(path, item) for item in items or _stored_items(path)}
+    shapes = jax.tree.map(lambda leaf: _like(leaf, None), trees)
+    return _restore_items(path, {item: rearrange(tree) for item, tree in shapes.items()})
+
+
+def _stored_items(path: Path) -> list[str]:
+    """The items that hold arrays; what else must be there is read."""
+    if layout.WEIGHTS_ONLY in layout.read_step_metadata(path).extra:
+        return [layout.PARAMS]
+    layout.read_json(path, layout.DATA)
+    names = layout.read_json(path, layout.METADATA).get(layout.CHECKSUMS, {})
+    averaged = any(name.startswith(f"{layout.EMA}.") for name in names)
+    return [layout.PARAMS, *([layout.EMA] if averaged else []), layout.STATE]
+
+
+def damaged_arrays(path: Path) -> list[str]:
+    """Reads every array of the step directory `path`, a part at a time, and names those that are not what was saved.
+
+    Raises:
+      UserError: what describes the arrays is damaged.
+    """
+    trees = {item: _stored_tree(path, item) for item in _stored_items(path)}
+    stored, structure = items_by_name(trees), jax.tree.structure(trees)
+    known = layout.read_json(path, layout.METADATA).get(layout.CHECKSUMS, {})
+    damaged = [name for name in {**stored, **known} if name not in stored or name not in known]
+
+    def differ(names: Collection[str]) -> list[str]:
+        part = [_like(leaf, None) if name in names else ocp.PLACEHOLDER for name, leaf in stored.items()]
+        try:
+            _load(path, jax.tree.unflatten(structure, part))
+        except UserError:
+            return list(names) if len(names) == 1 else [name for one in names for name in differ([one])]
+        return []
+
+    names = [name for name in stored if name in known]
+    while names:
+        size, count = 0, 0
+        while count < len(names) and (not count or size < _VERIFIED_AT_ONCE):
+            leaf = stored[names[count]]
+            size, count = size + math.prod(leaf.shape) * leaf.dtype.itemsize, count + 1
+        damaged += differ(names[:count])
+        names = names[count:]
+    return damaged
+
+
 def split_items(state: dict[str, Any]) -> dict[str, Any]:
     """Splits a train state into what a checkpoint stores apart: weights that evaluation may read, and all else."""
     weights = {key: state[key] for key in (layout.PARAMS, layout.EMA) if key in state}
-    return weights | {layout.STATE: {key: value for key, value in state.items() if key not in weights}}
+    rest = {key: value for key, value in state.items() if key not in weights}
+    return weights | ({layout.STATE: rest} if rest else {})
 
 
 def items_by_name(items: dict[str, Any]) -> dict[str, Any]:
-    """All leaves of all items by their dotted paths in the train state."""
+    """All leaves of all items by their dotted paths in the train state, in the order in which `jax.tree` has them."""
     named: dict[str, Any] = {}
-    for item, tree in items.items():
+    for item, tree in sorted(items.items()):
         named |= agreement.leaves_by_name(tree, "" if item == layout.STATE else item)
     return named
 
 
-def _cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """A floating array in another dtype, in place of itself."""
+def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """A floating array in another dtype, in place of itself; other arrays as they are."""
     if x.dtype == dtype or not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
         return x
     cast = x.astype(dtype)
@@ -162,9 +202,6 @@ def _cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 def _restore_items(path: Path, items: dict[str, Any], any_float: bool = False) -> dict[str, Any]:
     """Compares the stored trees with the wanted ones, all items together, and loads them in their stored dtypes."""
     layout.check_completion_mark(path)
-    if layout.EMA in items and not (path / layout.EMA).is_dir():
-        mend = "set train.ema_decay in a run that is to keep one"
-        raise UserError("the checkpoint has no moving average of the weights", where=str(path), mend=mend)
     trees = {item: _stored_tree(path, item) for item in items}
     stored, wanted = items_by_name(trees), items_by_name(items)
     if regroup.same_grouping(stored, wanted):
@@ -186,6 +223,9 @@ def _like(stored: Any, sharding: Any) -> jax.ShapeDtypeStruct:
 
 def _stored_tree(path: Path, item: str) -> Any:
     """The tree of one item with a shape and dtype at each leaf."""
+    if item == layout.EMA and not (path / layout.EMA).is_dir():
+        mend = "set train.ema_decay in a run that is to keep one"
+        raise UserError("the checkpoint has no moving average of the weights", where=str(path), mend=mend)
 
     def describe() -> Any:
         tree = ocp.metadata(path, item).metadata
@@ -197,11 +237,12 @@ def _stored_tree(path: Path, item: str) -> Any:
 
 
 def _load(path: Path, items: dict[str, Any]) -> dict[str, Any]:
-    """Loads items whose trees are known to agree, and verifies each array."""
+    """Loads items whose trees are known to agree, but for placeholders, and verifies each array."""
     wanted = layout.read_json(path, layout.METADATA).get(layout.CHECKSUMS, {})
-    target = jax.tree.map(storage.with_sharding, items)
+    target = jax.tree.map(lambda leaf: leaf if leaf is ocp.PLACEHOLDER else storage.with_sharding(leaf), items)
     loaded = _read(path, lambda: ocp.load_checkpointables(path, target))
-    found = checksum.checksums(items_by_name(loaded))
+    leaves = {name: leaf for name, leaf in items_by_name(loaded).items() if leaf is not ocp.PLACEHOLDER}
+    found = checksum.checksums(leaves)
     wrong = [name for name, value in found.items() if wanted.get(name) != value]
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""

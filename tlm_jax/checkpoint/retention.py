@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from tlm_jax.checkpoint import layout
+from tlm_jax.config import from_json
+from tlm_jax.errors import UserError
 
 # What of a validation is stored with a checkpoint, and can be the measure of the best: the lowest.
 METRICS = ("validation/loss", "validation/perplexity", "validation/bits_per_byte")
@@ -51,3 +56,44 @@ def superfluous(
     """
     stay = {*steps[-keep_last:], *keep, *best(values or {}, keep_best)}
     return [step for step in steps if step not in stay]
+
+
+def metric_values(directory: Path, metric: str) -> dict[int, float | None]:
+    """The metric of each complete checkpoint in `directory`; None: not measured, not finite, or it cannot be read."""
+    values = {}
+    for step in layout.complete_steps(directory):
+        try:
+            description = layout.read_json(layout.step_directory(directory, step), layout.METADATA)
+            values[step] = description.get(layout.METRICS, {}).get(metric)
+        except UserError:
+            values[step] = None
+    return values
+
+
+def best_metric(directory: Path) -> str:
+    """The metric that tells the best checkpoint in `directory`: what the newest one that can be read was made with."""
+    for step in reversed(layout.complete_steps(directory)):
+        path = layout.step_directory(directory, step)
+        try:
+            saved = layout.read_step_metadata(path).config
+        except UserError:
+            continue
+        return str(from_json(saved, where=f"{path}: config").checkpoint.best_metric)
+    return METRICS[0]
+
+
+def best_step(directory: Path) -> int:
+    """The step with the lowest `best_metric`, of equals the earliest.
+
+    Raises:
+      UserError: no complete checkpoint has been measured.
+    """
+    metric = best_metric(directory)
+    steps = best(metric_values(directory, metric), 1)
+    if steps:
+        return steps[0]
+    raise UserError(
+        f"no checkpoint has a finite {metric}",
+        where=str(directory),
+        mend="one is stored where a save and a validation meet, as with checkpoint.keep_best; give a step instead",
+    )

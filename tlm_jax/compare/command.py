@@ -13,8 +13,7 @@ from tlm_jax.compare import execute, summary
 from tlm_jax.compare.page import build_page
 from tlm_jax.compare.plan import Run, Variant, budget_differences, make_runs, make_variants, named_changes
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
-from tlm_jax.files import write_result
-from tlm_jax.train.workdir import only_one
+from tlm_jax.files import only_one, write_result
 
 _EPILOG = """\
 examples:

@@ -68,7 +68,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     store = _open_data(args, source)
     batch_size = _batch_size(args.batch_size, source)
     sequence_length = source.config.data.sequence_length
-    print(f"evaluating {source.path} on {store.name}", file=sys.stderr)
+    rounded = f", weights rounded to {source.parameters_dtype}" if source.parameters_dtype != "float32" else ""
+    print(f"evaluating {source.path} on {store.name}{rounded}", file=sys.stderr)
     use_compilation_cache()
     model, parameters, mesh = load_model(source, axis="fsdp", weights=args.weights)
     with ProgressBar("evaluating", unit="batches") as progress:
@@ -85,10 +86,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         **metrics,
         "checkpoint": str(source.path),
         "step": source.step,
-        "weights": args.weights,
+        "weights": source.exported_weights or args.weights,
         "data": store.name,
         "sequence_length": sequence_length,
         "dtype": source.settings.compute_dtype,
+        "parameters_dtype": source.parameters_dtype,
     }
     if args.baselines:
         result["baselines"] = _baselines(store, source)

@@ -16,7 +16,7 @@ from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
-from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, load_model, read_checkpoint
+from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import write_result
 from tlm_jax.parallel.devices import use_compilation_cache
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     with jax.set_mesh(mesh):
         completions = complete(generator, encoded, source.tokenizer, seed=args.seed, stop=args.stop, on_text=shown.hear)
     if args.output:
-        records = [_record(*pair, source.step, args) for pair in zip(prompts, completions, strict=True)]
+        records = [_record(*pair, source, args) for pair in zip(prompts, completions, strict=True)]
         write_result(args.output, _to_json(records, lines=_is_json_lines(args.output)))
         print(f"{len(completions)} completions in {args.output}", file=sys.stderr)
     else:
@@ -165,14 +165,14 @@ def _to_json(records: Sequence[dict[str, Any]], lines: bool) -> str:
     return json.dumps(records, ensure_ascii=False, indent=1) + "\n"
 
 
-def _record(prompt: str, completion: Completion, step: int, args: argparse.Namespace) -> dict[str, Any]:
+def _record(prompt: str, completion: Completion, source: Checkpointed, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "completion": completion.text,
         "finish_reason": completion.finish_reason,
         "tokens": completion.num_tokens,
-        "step": step,
-        "weights": args.weights,
+        "step": source.step,
+        "weights": source.exported_weights or args.weights,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,

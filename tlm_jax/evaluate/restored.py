@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.checkpoint.layout import EMA, PARAMS
+from tlm_jax.checkpoint.layout import EMA, PARAMETERS_DTYPE, PARAMS, WEIGHTS_ONLY
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_parameters
 from tlm_jax.config import from_json
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -33,6 +33,8 @@ class Checkpointed:
       config: the run's config, as it was resolved.
       profile, tokenizer: the run's.
       settings: of the model for the devices at hand, without what only training needs.
+      parameters_dtype: the precision of the stored weights: float32, or what an export rounded them to.
+      exported_weights: which of `WEIGHTS` an export's are; None: it is no export.
     """
 
     path: Path
@@ -40,6 +42,8 @@ class Checkpointed:
     profile: Profile
     tokenizer: Tokenizer
     settings: ModelSettings
+    parameters_dtype: str
+    exported_weights: str | None
 
     @property
     def step(self) -> int:
@@ -73,6 +77,8 @@ def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype
         profile=Profile.from_json(metadata.profile, where=f"{path}: profile"),
         tokenizer=tokenizer_from_bytes(metadata.tokenizer_kind, metadata.tokenizer, where=f"{path}: tokenizer"),
         settings=settings_from_config(adapted),
+        parameters_dtype=metadata.extra.get(PARAMETERS_DTYPE, "float32"),
+        exported_weights=metadata.extra.get(WEIGHTS_ONLY),
     )
 
 

@@ -22,6 +22,7 @@ from tlm_jax.data.loader import Batch, TrainLoader, train_loader, validation_bat
 from tlm_jax.data.order import TrainOrder, check_identity
 from tlm_jax.data.packing import packing_by_store
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
+from tlm_jax.files import only_one
 from tlm_jax.model.functional import Parameters
 from tlm_jax.parallel.devices import peak_flops, to_global
 from tlm_jax.parallel.rules import batch_sharding, replicated_bytes
@@ -32,7 +33,7 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
-from tlm_jax.train.workdir import check_same_run, check_workdir, claim, only_one
+from tlm_jax.train.workdir import check_same_run, check_workdir, claim
 from tlm_jax.train.writers import Terminal
 
 STOP, SAVE = 0, 1  # columns of batch["requests"]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -99,31 +94,3 @@ def claim(workdir: Path, config: ConfigDict, profile: Profile) -> None:
         write_atomically(workdir / "profile.json", profile.to_json())
     except OSError as error:
         raise write_error(error, workdir) from error
-
-
-@contextmanager
-def only_one(workdir: Path) -> Iterator[None]:
-    """Keeps the directory to this process; for one host only. The lock goes with the process, however that ends.
-
-    A file system without locks goes unguarded, and so does a directory that cannot be written: that is told where it
-    matters.
-
-    Raises:
-      UserError: another process trains in the directory.
-    """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        file = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        yield
-        return
-    try:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a forked loader process inherits none
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                mend = "wait until it has ended, stop it, or give another --workdir"
-                raise UserError("another process is training here", where=str(workdir), mend=mend) from error
-        yield
-    finally:
-        os.close(file)
