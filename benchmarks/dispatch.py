@@ -22,7 +22,8 @@ from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import to_global
 from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import batch_sharding
-from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
+from tlm_jax.train.optimizer import build_optimizer
+from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import abstract_state, init_state
 from tlm_jax.train.step import make_train_step
 
@@ -40,7 +41,7 @@ def main() -> None:
     config.model.vocab_size = 64
     mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1, "tensor": 1}, jax.devices()[:1])
     model = FunctionalDecoder(profile_from_config(config), settings_from_config(config))
-    optimizer = build_optimizer(config.train)
+    optimizer = build_optimizer(config)
     B, T = 1, 8
     ones = np.ones((B, T), np.int32)
     host: dict[str, np.ndarray] = dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), ones)
@@ -48,7 +49,7 @@ def main() -> None:
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
         state = init_state(model, optimizer, abstract, 0)
-        step = make_train_step(model, optimizer, learning_rate_schedule(config.train), 1, abstract)
+        step = make_train_step(model, optimizer, learning_rate_schedule(config), 1, abstract)
         batch = to_global(host, batch_sharding(mesh))
         leaves, structure = jax.tree.flatten(state)
         count = len(leaves) + len(batch)

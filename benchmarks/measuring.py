@@ -95,9 +95,9 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
     return f"{middle} ({low} … {high})"
 
 
-def print_ratio(name: str, ratios: Sequence[float], bar: float | None = None) -> None:
-    """Prints the median of paired ratios, their range, and whether the median reaches the bar."""
+def print_bar(name: str, values: Sequence[float], digits: int = 2, bar: float | None = None) -> None:
+    """Prints the spread of the values and, where there is a bar, whether their median reaches it."""
     verdict = ""
     if bar is not None:
-        verdict = f"; bar {bar}: {'met' if statistics.median(ratios) >= bar else 'missed'}"
-    print(f"  {name:34} {spread(ratios, 2)}{verdict}", flush=True)
+        verdict = f"; bar {bar}: {'met' if statistics.median(values) >= bar else 'missed'}"
+    print(f"  {name:34} {spread(values, digits)}{verdict}", flush=True)

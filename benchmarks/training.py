@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import Worker, alternate, print_ratio, spread
+from measuring import Worker, alternate, print_bar, spread
 
 SIZES = {"num_layers": 8, "d_model": 256, "d_ff": 688, "num_heads": 4, "vocab_size": 8192}
 TINY_SIZES = {"num_layers": 2, "d_model": 64, "d_ff": 176, "num_heads": 1, "vocab_size": 512}
@@ -62,9 +62,9 @@ def main() -> None:
         print(f"  {name:34} {spread(speed[name])} tokens/s · {cpu} CPU s/step")
     for name in list(found)[1:]:
         bar = BARS[name] if args.dtype == "float32" and not args.tiny else None
-        print_ratio(f"tlm_jax / {name}", [a / b for a, b in zip(speed["tlm_jax"], speed[name], strict=True)], bar)
+        print_bar(f"tlm_jax / {name}", [a / b for a, b in zip(speed["tlm_jax"], speed[name], strict=True)], bar=bar)
         cpu_ratios = [b.cpu_seconds / a.cpu_seconds for a, b in zip(found["tlm_jax"], found[name], strict=True)]
-        print_ratio(f"CPU time of {name} / tlm_jax", cpu_ratios)
+        print_bar(f"CPU time of {name} / tlm_jax", cpu_ratios)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import to_global
 from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import batch_sharding
-from tlm_jax.train.optimizer import build_optimizer, learning_rate_schedule
+from tlm_jax.train.optimizer import build_optimizer
+from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import abstract_state, init_state
 from tlm_jax.train.step import make_train_step
 
@@ -40,11 +41,11 @@ def main() -> None:
     }
     mesh = make_mesh({"data": 1, "fsdp": 1, "expert": 1, "tensor": 1}, jax.devices()[:1])
     model = FunctionalDecoder(profile_from_config(config), settings_from_config(config))
-    optimizer = build_optimizer(config.train)
+    optimizer = build_optimizer(config)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
         state = init_state(model, optimizer, abstract, 0)
-        step = make_train_step(model, optimizer, learning_rate_schedule(config.train), 1, abstract)
+        step = make_train_step(model, optimizer, learning_rate_schedule(config), 1, abstract)
 
         def wait() -> None:
             jax.block_until_ready(state)

@@ -60,3 +60,10 @@ def test_workers_take_the_steps_they_are_told(worker, tmp_path):
 def test_a_worker_that_fails_shows_its_last_words(worker):
     with pytest.raises(SystemExit, match="out of memory"):
         worker(fails=True)
+
+
+@pytest.mark.slow
+def test_our_own_side_of_the_training_benchmark_runs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["training.py", "--tiny", "--rounds=1", "--steps=1"])
+    runpy.run_path(str(BENCHMARKS / "training.py"), run_name="__main__")
+    assert "tokens/s" in capsys.readouterr().out
