@@ -40,6 +40,17 @@ def test_gradients_have_the_arguments_dtypes():
     assert all(gradient.dtype == jnp.bfloat16 for gradient in gradients)
 
 
+def test_every_product_of_the_backward_pass_has_the_callers_precision():
+    def loss(*a):
+        with jax.default_matmul_precision("highest"):
+            return jnp.sum(gated_mlp(*a))
+
+    text = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(*arguments()).as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) == 8  # gate and up; six of the backward pass
+    assert all("HIGHEST" in line for line in products)
+
+
 def test_curvature_is_the_definitions():
     def product(function):
         """The Hessian by w_up times a direction."""
