@@ -33,7 +33,7 @@ def gated_mlp(
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     gate_NF, up_NF = checkpoint_name(x_ND @ w_gate_DF, GATE), checkpoint_name(x_ND @ w_up_DF, UP)
     # The backward pass is traced outside the caller's context: its products' precision goes along as a value.
-    precision = jax.config.jax_default_matmul_precision
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return _gated_down(activation, precision, gate_NF, up_NF, w_down_FD).reshape(x_BTD.shape)
 
 
