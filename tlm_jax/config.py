@@ -96,6 +96,7 @@ def default_config() -> ConfigDict:
     c.train.beta2 = 0.95  # AdamW: decay of the second moment
     c.train.epsilon = 1e-8  # AdamW: added to the root of the second moment
     c.train.muon_momentum = 0.95  # muon: decay of the momentum
+    c.train.muon_dtype = "auto"  # muon: of its iterations; auto: bfloat16 on accelerators, float32 on CPU
     c.train.adam_learning_rate = 0.0  # muon: peak for what is not a hidden matrix; 0: learning_rate
     c.train.lion_beta1 = 0.9  # lion: weight of the momentum in the step
     c.train.lion_beta2 = 0.99  # lion: decay of the momentum
@@ -106,6 +107,9 @@ def default_config() -> ConfigDict:
     c.train.adafactor_min_factored = 128  # adafactor: matrices with a shorter side keep a whole second moment
     c.train.weight_decay = 0.1  # decoupled, times the learning rate
     c.train.weight_decay_exclude = ("norm", "embedding")  # parameter names that contain one of these do not decay
+    # Dicts such as {"match": "embedding", "learning_rate_multiplier": 2.0, "weight_decay": 0.0}, of one number or both,
+    # for the parameters in whose names (such as layers.mlp.w_up) the regular expression is found.
+    c.train.groups = ()
     c.train.gradient_clip = 1.0  # global norm; 0: off
     c.train.z_loss = 0.0  # times log(sum of exp(logits))² per target, added to the loss; 0: off; PaLM: 1e-4
     # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.

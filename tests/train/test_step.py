@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import jax
@@ -163,6 +164,20 @@ def test_vectors_of_factored_moments_are_cut_where_they_divide():
         if {"v_row", "v_col"} & set(names):
             found.setdefault(leaf.shape, set()).add(tuple(leaf.sharding.spec))
     assert {shape: found.get(shape) for shape in wanted} == {shape: {spec} for shape, spec in wanted.items()}
+
+
+def test_no_collective_inside_muon_s_iterations():
+    """Read from the compiled step of 2x4 devices: each device iterates on whole matrices, on its share of them."""
+    _, mesh, state, step = build(config_for("muon"), (2, 4))
+    with jax.set_mesh(mesh):
+        text = step.lower(state, place(batches(1)[0], mesh)).compile().as_text()
+    bodies = re.findall(r"= \(s32\[\], f32\[(\S+)\]\S* while\(.*body=%(\S+?),.*newton_schulz", text)
+    # 14 square attention matrices on 8 devices are 2 each; the others are fewer than the devices.
+    assert sorted(shape for shape, _ in bodies) == ["1,16,32", "1,32,96", "2,32,32"]
+    for _, body in bodies:
+        lines = text[text.index(f"%{body} ") :].split("\n}\n")[0]
+        assert "NMK,NLK->NML/dot_general" in lines
+        assert not re.search("all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter", lines)
 
 
 def test_rows_of_a_micro_batch_come_from_every_device():

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -87,3 +88,12 @@ def gather_whole(x: jax.Array) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, P())
+
+
+def spread(x: jax.Array) -> jax.Array:
+    """Cuts the first axis over all devices, padded with zeros to a multiple of their number; without a mesh, x."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    x = jnp.pad(x, [(0, -x.shape[0] % mesh.size), *[(0, 0)] * (x.ndim - 1)])
+    return jax.lax.with_sharding_constraint(x, P(mesh.axis_names))

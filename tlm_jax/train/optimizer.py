@@ -13,50 +13,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from tlm_jax.config import default_config
 from tlm_jax.errors import UserError, raise_together
-from tlm_jax.model.layers import MATRICES
 from tlm_jax.train.adafactor import adafactor
-from tlm_jax.train.per_layer import Path, is_matrix, parameter_name
+from tlm_jax.train.groups import add_weight_decay, check_groups, scale_by_group
+from tlm_jax.train.muon import DTYPES as MUON_DTYPES
+from tlm_jax.train.muon import muon
+from tlm_jax.train.per_layer import is_matrix
 from tlm_jax.train.schedules import SCHEDULES, check_schedule, learning_rate_schedule
-
-# Root mean square of a Muon update before the learning rate, as AdamW's (Liu et al. 2025, arXiv 2502.16982).
-MUON_UPDATE_RMS = 0.2
-
-
-def muon_dimensions(parameters: Any) -> Any:
-    """`MuonDimensionNumbers` for each matrix, None elsewhere; a stack's layer axis is left as a batch axis."""
-
-    def dimensions(path: Path, leaf: Any) -> MuonDimensionNumbers | None:
-        if not is_matrix(path):
-            return None
-        summed, kept = MATRICES[str(path[-1].key)]
-        stack = leaf.ndim - len(summed) - len(kept)
-        return MuonDimensionNumbers(
-            reduction_axis=tuple(stack + i for i in summed), output_axis=tuple(stack + i for i in kept)
-        )
-
-    return jax.tree_util.tree_map_with_path(dimensions, parameters)
-
-
-def _scale_to_update_rms(rms: float) -> optax.GradientTransformation:
-    """An orthogonal matrix's entries have root mean square 1 / sqrt(its longer side): bring that to `rms`."""
-
-    def scale(updates: Any, parameters: Any) -> Any:
-        del parameters
-
-        def one(leaf: jax.Array, dimensions: MuonDimensionNumbers) -> jax.Array:
-            sides = (
-                math.prod(leaf.shape[axis] for axis in axes)
-                for axes in (dimensions.reduction_axis, dimensions.output_axis)
-            )
-            return leaf * (rms * math.sqrt(max(sides)))
-
-        return jax.tree.map(one, updates, muon_dimensions(updates))
-
-    return optax.stateless(scale)
 
 
 def _adamw(train: ConfigDict) -> optax.GradientTransformation:
@@ -66,13 +31,7 @@ def _adamw(train: ConfigDict) -> optax.GradientTransformation:
 def _muon(train: ConfigDict) -> optax.GradientTransformation:
     ratio = train.adam_learning_rate / train.learning_rate if train.adam_learning_rate else 1.0
     return optax.partition(
-        {
-            "matrix": optax.chain(
-                scale_by_muon(beta=train.muon_momentum, weight_dimension_numbers=muon_dimensions),
-                _scale_to_update_rms(MUON_UPDATE_RMS),
-            ),
-            "other": optax.chain(_adamw(train), optax.scale(ratio)),
-        },
+        {"matrix": muon(train), "other": optax.chain(_adamw(train), optax.scale(ratio))},
         lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: "matrix" if is_matrix(path) else "other", tree),
     )
 
@@ -92,7 +51,7 @@ _ADAM = ("beta1", "beta2", "epsilon")
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": Optimizer(_adamw, _ADAM),
     # Muon (Jordan et al. 2024) takes the hidden matrices, Adam what remains.
-    "muon": Optimizer(_muon, (*_ADAM, "muon_momentum", "adam_learning_rate")),
+    "muon": Optimizer(_muon, (*_ADAM, "muon_momentum", "muon_dtype", "adam_learning_rate")),
     "lion": Optimizer(_lion, ("lion_beta1", "lion_beta2")),  # Chen et al. 2023, arXiv 2302.06675
     "adafactor": Optimizer(
         adafactor,
@@ -137,19 +96,12 @@ def check_optimizer(train: ConfigDict) -> list[UserError]:
     for key in ("epsilon", "adafactor_decay_exponent", "adafactor_min_factored"):
         if not train[key] > 0:
             problems.append(UserError(f"must be above 0, not {train[key]}", where=f"config.train.{key}"))
-    for text in train.weight_decay_exclude:
-        if not isinstance(text, str):
-            where, mend = "config.train.weight_decay_exclude", "give texts, such as ('norm', 'embedding')"
-            problems.append(UserError(f"{text!r} is no part of a parameter's name", where=where, mend=mend))
+    if train.muon_dtype not in ("auto", *MUON_DTYPES):
+        what = f"{train.muon_dtype!r} is not one of auto, {', '.join(MUON_DTYPES)}"
+        problems.append(UserError(what, where="config.train.muon_dtype"))
+    problems += check_groups(train)
     problems += check_schedule(train)
     return problems + _unread(train, "optimizer", OPTIMIZERS) + _unread(train, "schedule", SCHEDULES)
-
-
-def decay_mask(parameters: Any, exclude: tuple[str, ...]) -> Any:
-    """True for the leaves that decay: those whose name contains none of `exclude`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: not any(text in parameter_name(path) for text in exclude), parameters
-    )
 
 
 def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -165,7 +117,7 @@ def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Global-norm clipping, the chosen optimizer, decoupled weight decay by name, the learning-rate schedule.
+    """Global-norm clipping, the chosen optimizer, decoupled weight decay and multipliers by name, the schedule.
 
     Updates and moments are float32 whatever the parameters are. In its state, the leaves that belong to a parameter
     have a path that ends in the parameter's, and a leading axis of layers where the parameter has one.
@@ -175,12 +127,12 @@ def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """
     train = config.train
     raise_together(check_optimizer(train))
-    exclude = tuple(train.weight_decay_exclude)
     return _in_float32(
         optax.chain(
             optax.clip_by_global_norm(train.gradient_clip) if train.gradient_clip else optax.identity(),
             OPTIMIZERS[train.optimizer].build(train),
-            optax.add_decayed_weights(train.weight_decay, lambda tree: decay_mask(tree, exclude)),
+            add_weight_decay(train),
+            scale_by_group(train),
             optax.scale_by_learning_rate(learning_rate_schedule(config)),
         )
     )

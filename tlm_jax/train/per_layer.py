@@ -7,31 +7,27 @@ Optimizers act on each layer alone. A tree's first key says whether its leaves a
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
+from tlm_jax.model.decoder import layers_of
 from tlm_jax.model.layers import MATRICES
 
 Path = tuple[Any, ...]  # of jax.tree_util, from the root of a tree of parameters
 
-_STACK = re.compile(r"layers_\d+_to_\d+")
-_LAYER = re.compile(r"layer_\d+")
-
 
 def is_stack(path: Path) -> bool:
     """Whether the leaf has a leading axis of layers."""
-    return _STACK.fullmatch(str(path[0].key)) is not None
+    return len(layers_of(str(path[0].key)) or ()) > 1
 
 
 def parameter_name(path: Path) -> str:
     """A parameter's dotted name, the same for every layer and stacking: `layers.attention.wq`, `embedding`."""
     first, *rest = (str(part.key) for part in path)
-    in_layer = _STACK.fullmatch(first) or _LAYER.fullmatch(first)
-    return ".".join(["layers" if in_layer else first, *rest])
+    return ".".join([first if layers_of(first) is None else "layers", *rest])
 
 
 def parameter_names(parameters: Any) -> list[str]:

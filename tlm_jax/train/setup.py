@@ -24,7 +24,9 @@ from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import ModelSettings, settings_from_config
 from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
+from tlm_jax.train.groups import check_names
 from tlm_jax.train.optimizer import build_optimizer
+from tlm_jax.train.per_layer import parameter_names
 from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import State, abstract_state
 
@@ -212,13 +214,15 @@ def build(config: ConfigDict) -> Setup:
             problems += _check_divisibility(config, profile, mesh)
     if profile is not None and settings is not None:
         _try(problems, lambda: _check_attention(config, profile, settings))
+        model = FunctionalDecoder(profile, settings)
+        if optimizer is not None:
+            problems += check_names(config.train, parameter_names(model.abstract_parameters))
     raise_together(problems)
     assert profile is not None
     assert settings is not None
     assert optimizer is not None
     assert mesh is not None
     assert store is not None
-    model = FunctionalDecoder(profile, settings)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)
     schedule = learning_rate_schedule(config)
