@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from tlm_jax import __version__
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, UserError
+from tlm_jax.files import reason
 
 # name -> (module with `add_arguments(parser)` and `run(args, overrides) -> exit code`, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"tlm {args.command}: error: standard output: {error.strerror}", file=sys.stderr)
+        print(f"tlm {args.command}: error: standard output: {reason(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 

@@ -13,6 +13,24 @@ from tlm_jax.errors import UserError
 
 PARTIAL = ".partial-"  # in the names of files that are being written
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file would be larger than the file-size limit allows",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EIO: "the device reports an input/output error",
+}
+
+
+def reason(error: OSError | int) -> str:
+    """Why the operating system refused, in words and with its own name for it; of an error or its number."""
+    code = error if isinstance(error, int) else error.errno
+    if code is None:
+        return str(error)
+    return f"{_REASONS.get(code, os.strerror(code))} ({errno.errorcode.get(code, code)})"
 
 
 def partial_path(path: Path) -> Path:
@@ -57,15 +75,15 @@ def write_result(path: str, text: str) -> None:
         else:
             write_atomically(target, text)
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=path) from error
+        raise UserError(f"cannot be written: {reason(error)}", where=path) from error
 
 
 def write_error(error: OSError, output: Path) -> UserError:
     """The error to tell when writing below `output` failed."""
-    if error.errno in _NO_SPACE:
-        mend = "finished work is kept: make room and give the same command again"
-        return UserError("no space left to write", where=str(output), mend=mend)
-    return UserError(f"{error.strerror or error}", where=str(error.filename or output))
+    full = error.errno in _NO_SPACE
+    mend = "finished work is kept: make room and give the same command again" if full else ""
+    where = output if full else error.filename or output
+    return UserError(f"cannot be written: {reason(error)}", where=str(where), mend=mend)
 
 
 @contextmanager

@@ -150,7 +150,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(many_units: Path) -> None:
     process = _start(many_units, "full", limit)
     _, error = process.communicate()
     assert process.returncode == 2
-    assert error.startswith("tlm prepare: error: full: no space left to write; finished work is kept")
+    assert error.startswith("tlm prepare: error: full: cannot be written: a file would be larger")
+    assert "(EFBIG); finished work is kept" in error
     assert error.count("\n") == 1
     process = _start(many_units, "full")
     process.communicate()
@@ -331,7 +332,7 @@ def test_a_tokenizer_that_loses_text_is_found_out(tmp_path: Path, monkeypatch: p
         (["a.jsonl", "--tokenizer=absent.model"], "absent.model: no such tokenizer"),
         (["a.jsonl", "--tokenizer=a.jsonl"], "a.jsonl: not a SentencePiece model"),
         (["a.jsonl", "--output=full"], "full: the directory is not empty"),
-        (["a.jsonl", "--output=a.jsonl"], "a.jsonl: File exists"),
+        (["a.jsonl", "--output=a.jsonl"], "a.jsonl: cannot be written: File exists"),
         (["a.jsonl", "--workers=-1"], "--workers"),
         (["a.jsonl", "--document-bytes=0"], "--document-bytes"),
         (["a.jsonl", "--config.seed=1"], "unknown argument '--config.seed=1'"),

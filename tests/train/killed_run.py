@@ -37,7 +37,7 @@ Matcher = Callable[[str, tuple[Any, ...]], bool]
 # name -> (the event to die at, how many such events to let pass: a run must get on between two kills)
 FILE_SYSTEM: dict[str, tuple[Matcher, int]] = {
     "claiming the directory": (lambda e, a: is_rename(e, a, "", "/config.json"), 0),
-    "shortening the metrics": (lambda e, a: is_rename(e, a, "metrics.tmp", "metrics.jsonl"), 0),
+    "shortening the metrics": (lambda e, a: is_rename(e, a, "", "/metrics.jsonl"), 0),
     "beginning a save": (lambda e, a: e == "os.mkdir" and str(a[0]).endswith(f"{TEMPORARY}/state"), 2),
     "writing the data index": (lambda e, a: is_write(e, a, f"{TEMPORARY}/data/data.json"), 2),
     "describing the arrays": (lambda e, a: is_write(e, a, f"{TEMPORARY}/params/_METADATA"), 2),

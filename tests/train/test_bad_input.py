@@ -157,7 +157,7 @@ def test_a_full_standard_output():
         argv = [sys.executable, "-m", "tlm_jax", "profile", f"--config={CONFIG}"]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == EXIT_BAD_INPUT
-    assert done.stderr == "tlm profile: error: standard output: No space left on device\n"
+    assert done.stderr == "tlm profile: error: standard output: the disk is full (ENOSPC)\n"
 
 
 def test_a_result_written_into_a_pipe(tmp_path: Path):
@@ -301,6 +301,6 @@ def test_no_room_for_a_token_store(tmp_path: Path):
     argv = ["prepare", str(text), "--tokenizer=byte", "--split-text=line", f"--output={tmp_path / 'store'}"]
     done = tlm_limited(20_000, *argv)
     assert done.returncode == EXIT_BAD_INPUT, done.stderr
-    assert "no space left to write" in done.stderr.splitlines()[-1]
+    assert "store: cannot be written: a file would be larger" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert tlm(*argv).returncode == EXIT_COMPLETE

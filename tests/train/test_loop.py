@@ -151,6 +151,17 @@ def test_a_checkpoint_knows_its_config_when_the_workdir_has_lost_it(store: Path,
     assert not (tmp_path / "config.json").exists()
 
 
+def test_a_complete_run_gets_its_config_back(store: Path, tmp_path: Path):
+    keys = ("--config.train.num_steps=6", "--config.validation.every_steps=0")
+    assert loop.train(setup_for(store, *keys), tmp_path, "") == EXIT_COMPLETE
+    written = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "metrics.jsonl.partial-1").touch()  # a process was killed while it wrote
+    assert loop.train(setup_for(store, *keys), tmp_path, "") == EXIT_COMPLETE
+    assert (tmp_path / "config.json").read_text() == written
+    assert not list(tmp_path.glob("*.partial-*"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

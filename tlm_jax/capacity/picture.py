@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
+from tlm_jax.files import reason
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -40,4 +41,4 @@ def draw(profiles: Mapping[str, Profile], path: str) -> None:
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", where="--plot") from error
+        raise UserError(f"cannot write {path}: {reason(error)}", where="--plot") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -17,17 +16,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from tlm_jax.checkpoint import layout
-
-_REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file would be larger than the file-size limit allows",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-    errno.EROFS: "the file system is read-only",
-    errno.ENOTDIR: "a part of the path is not a directory",
-    errno.EIO: "the device reports an input/output error",
-}
+from tlm_jax.files import reason
 
 
 def _from_elsewhere(record: logging.LogRecord) -> bool:
@@ -58,7 +47,7 @@ def system_reason(error: BaseException) -> str | None:
             match = re.search(r"os_error_code='(\d+)'", str(link))  # TensorStore raises ValueError
             code = int(match[1]) if match else None
         if code is not None:
-            return f"{_REASONS.get(code, os.strerror(code))} ({errno.errorcode.get(code, code)})"
+            return reason(code)
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError
+from tlm_jax.files import reason
 from tlm_jax.progress import ProgressBar
 from tlm_jax.report.runs import load_run
 from tlm_jax.train.workdir import check_workdir
@@ -88,7 +89,7 @@ class Processes:
                     command, stdin=subprocess.PIPE, stdout=file, stderr=file, text=True, process_group=0
                 )
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=str(error.filename or log)) from error
+            raise UserError(f"cannot be written: {reason(error)}", where=str(error.filename or log)) from error
         child = self._child
         if self.signal_name:  # it came while the child was being born
             child.terminate()

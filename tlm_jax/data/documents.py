@@ -17,6 +17,7 @@ from typing import IO, Literal
 from tlm_jax.data.compressed import DAMAGE, ENDINGS, Compression, compression_of, open_input, require_compression
 from tlm_jax.data.parquet import Row, read_rows, require_parquet
 from tlm_jax.errors import UserError
+from tlm_jax.files import reason
 
 SplitText = Literal["file", "paragraph", "line", "size"]
 SPLIT_TEXT: tuple[SplitText, ...] = ("file", "paragraph", "line", "size")
@@ -145,7 +146,7 @@ def _input_file(path: str) -> InputFile:
         with open(path, "rb"):
             size = os.path.getsize(path)
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=path) from error
+        raise UserError(f"cannot be read: {reason(error)}", where=path) from error
     return InputFile(path, size, kind, compression)
 
 

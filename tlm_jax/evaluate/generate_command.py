@@ -18,7 +18,7 @@ from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
 from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
-from tlm_jax.files import write_result
+from tlm_jax.files import reason, write_result
 from tlm_jax.parallel.devices import use_compilation_cache
 
 _SEPARATOR = "-" * 80
@@ -135,7 +135,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     try:
         text = Path(args.prompts_file).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=args.prompts_file) from error
+        raise UserError(f"cannot be read: {reason(error)}", where=args.prompts_file) from error
     except UnicodeDecodeError as error:
         raise UserError("not valid UTF-8", where=args.prompts_file) from error
     lines = text.removesuffix("\n").split("\n")

@@ -12,6 +12,7 @@ from typing import Any
 from tlm_jax.capacity.budget import budget
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
+from tlm_jax.train.writers import parse_records
 
 Record = Mapping[str, Any]
 
@@ -152,23 +153,11 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _records(path: Path, notes: list[str]) -> list[Record]:
     """The steps of `metrics.jsonl`, the last of each if one comes twice; what cannot be read is noted."""
-    lines = _text(path).splitlines()
-    by_step: dict[int, Record] = {}
-    damaged, repeated = [], 0
-    for index, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(record, dict) or not isinstance(step, int):
-            damaged.append(index)
-            continue
-        repeated += step in by_step
-        by_step[step] = record
-    if damaged == [len(lines)]:
+    text = _text(path)
+    records, damaged = parse_records(text)
+    by_step: dict[int, Record] = {record["step"]: record for record in records}
+    repeated = len(records) - len(by_step)
+    if damaged == [len(text.splitlines())]:
         notes.append("The last line of metrics.jsonl is incomplete; it is left out.")
     elif damaged:
         notes.append(

@@ -73,6 +73,8 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
             state = init_state(setup.model, setup.optimizer, setup.abstract, config.seed)
             data_state = {"next_window": 0}
         if start_step >= config.train.num_steps:
+            if first_host:
+                claim(workdir, config, setup.profile)
             _say(first_host, f"complete: {workdir} is at step {start_step} of {config.train.num_steps}")
             return EXIT_COMPLETE
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from tlm_jax import config as configs
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
-from tlm_jax.files import write_atomically, write_error
+from tlm_jax.files import remove_partials, write_atomically, write_error
 
 # Keys that may change when a run is resumed: where and how fast it runs and what it tells, never what it computes.
 FREE = (
@@ -90,6 +90,7 @@ def claim(workdir: Path, config: ConfigDict, profile: Profile) -> None:
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        remove_partials(workdir)
         write_atomically(workdir / "config.json", configs.to_json(config))
         write_atomically(workdir / "profile.json", profile.to_json())
     except OSError as error:

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tlm_jax.checkpoint.storage import system_reason
 from tlm_jax.errors import UserError
+from tlm_jax.files import reason, write_atomically
 
 Record = dict[str, Any]
 
@@ -30,17 +30,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_records(path: Path) -> list[Record]:
-    """The records of a `metrics.jsonl`; a last line cut short by a kill is left out."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+def parse_records(text: str) -> tuple[list[Record], list[int]]:
+    """The records of a `metrics.jsonl`'s text in order, and the numbers of the lines that are none, from 1."""
+    records, damaged = [], []
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and "step" in record:
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
-    return records
+        elif line.strip():
+            damaged.append(number)
+    return records, damaged
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a `metrics.jsonl`; a last line cut short by a kill is left out, and a missing file is empty."""
+    return parse_records(path.read_text())[0] if path.exists() else []
 
 
 @contextlib.contextmanager
@@ -50,7 +57,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot be written: {system_reason(error) or error}",
+            f"cannot be written: {reason(error)}",
             where=str(path),
             mend="remove the cause and run the same command again",
         ) from error
@@ -67,9 +74,7 @@ class JsonlWriter:
         self._path = path
         with _told(path):
             kept = [record for record in read_records(path) if record["step"] <= restored_step]
-            draft = path.with_suffix(".tmp")
-            draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
-            os.replace(draft, path)
+            write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
             self._file = path.open("a")
 
     def write(self, record: Record) -> None:
