@@ -132,6 +132,14 @@ def test_all_problems_of_variants_are_told_together(config):
     assert "variant" not in str(caught.value)
 
 
+def test_a_sequence_without_tokens_has_no_budget(config):
+    changes = named_changes(["data.sequence_length=0,32"], ["odd:profile.d_ff=60"])
+    with pytest.raises(UserError) as caught:
+        make_variants(config, [], changes)
+    assert "variant 0: config.data.sequence_length: must be a positive integer, not 0" in str(caught.value)
+    assert "variant odd: config.profile.d_ff" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -7,13 +7,10 @@ import json
 import sys
 from collections.abc import Iterable
 
-from ml_collections import ConfigDict
-
 from tlm_jax.capacity.budget import LABELS, as_json, budget, difference
-from tlm_jax.capacity.from_config import profile_from_config
+from tlm_jax.capacity.from_config import profile_from_config, sequence_length
 from tlm_jax.capacity.picture import draw
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.capacity.shape import is_integer
 from tlm_jax.capacity.table import comparison_table, layer_table, totals_table
 from tlm_jax.config import load_config
 from tlm_jax.errors import EXIT_COMPLETE, UserError
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace, overrides: list[str]) -> int:
     for name, path, changes in described:
         config = load_config(path, changes)
         try:
-            profile, length = profile_from_config(config), _sequence_length(config)
+            profile, length = profile_from_config(config), sequence_length(config)
         except UserError as error:
             raise error if name == args.config else UserError(str(error), where=f"--compare={args.compare}") from error
         label = name if name not in profiles else f"{name} (B)"
@@ -77,13 +74,6 @@ def _second(args: argparse.Namespace, overrides: Iterable[str]) -> tuple[str, st
     if path:
         return args.compare, path, given
     return f"{args.config}{args.compare}", args.config, [*overrides, *given]
-
-
-def _sequence_length(config: ConfigDict) -> int:
-    length = config.data.sequence_length
-    if not is_integer(length) or length <= 0:
-        raise UserError(f"must be a positive integer, not {length!r}", where="config.data.sequence_length")
-    return length
 
 
 def _prints(text: str) -> bool:

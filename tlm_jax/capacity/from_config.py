@@ -65,6 +65,16 @@ def profile_from_config(config: ConfigDict) -> Profile:
     return Profile(layers, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
 
 
+def sequence_length(config: ConfigDict) -> int:
+    """`data.sequence_length`, at which a profile's FLOPs are counted.
+
+    Raises:
+      UserError: it is no positive integer.
+    """
+    raise_together(_positive(config, "data.sequence_length"))
+    return int(config.data.sequence_length)
+
+
 def _positive(config: ConfigDict, *names: str) -> list[UserError]:
     return [
         UserError(f"must be a positive integer, not {config[name]!r}", where=f"config.{name}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.budget import budget
-from tlm_jax.capacity.from_config import profile_from_config
+from tlm_jax.capacity.from_config import profile_from_config, sequence_length
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.config import load_config
 from tlm_jax.errors import UserError, raise_together
@@ -161,6 +161,7 @@ def make_variants(path: str, overrides: Sequence[str], changes: dict[str, tuple[
         try:
             config = load_config(path, [*overrides, *(f"--config.{change}" for change in own)])
             found.append(Variant(name, own, config, profile_from_config(config)))
+            sequence_length(config)  # without it there is no budget
         except UserError as problem:
             problems.append(UserError(str(problem), where=f"variant {name}"))
     raise_together(problems)
