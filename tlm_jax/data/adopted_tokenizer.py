@@ -35,6 +35,9 @@ class SeparatedTokenizer(Tokenizer):
     def id_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == self.eos_id else self._inner.id_bytes(token_id)
 
+    def special_name(self, token_id: int) -> str:
+        return self._inner.special_name(token_id)
+
     def to_bytes(self) -> bytes:
         inner = base64.b64encode(self._inner.to_bytes()).decode()
         return json.dumps({"kind": self._inner.kind, "separator": self.eos_id, "data": inner}).encode()

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from tlm_jax.data.documents import DocumentFormat, InputFile, Problem, find_inputs
-from tlm_jax.data.store import FORMAT_VERSION, MANIFEST, SPLITS, TOKEN_DTYPES, TokenStore, tokenizer_file
+from tlm_jax.data.store import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SPLITS,
+    TOKEN_DTYPES,
+    TokenStore,
+    tokenizer_entry,
+    tokenizer_file,
+)
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.data.units import (
     MAX_EXAMPLES,
@@ -237,15 +245,7 @@ def _finish(plan: Plan, description: dict[str, Any], results: list[dict[str, Any
     write_atomically(plan.output / tokenizer_file(tokenizer), plan.tokenizer_data)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "tokenizer": {
-            "kind": tokenizer.kind,
-            "hash": tokenizer.hash,
-            "vocab_size": tokenizer.vocab_size,
-            "bos_id": tokenizer.bos_id,
-            "eos_id": tokenizer.eos_id,
-            "pad_id": tokenizer.pad_id,
-            "file": tokenizer_file(tokenizer),
-        },
+        "tokenizer": tokenizer_entry(tokenizer),
         "dtype": plan.dtype,
         "holdout_rule": "validation if the first 8 bytes of sha256(text), big-endian, are below holdout * 2**64",
         "splits": splits,

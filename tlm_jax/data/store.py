@@ -237,9 +237,8 @@ class TokenStore:
                 for name, split in sorted(self.manifest["splits"].items())
             },
         ]
-        if "adopted" in self.manifest:  # where a file that two splits share is cut, and what separates documents
-            shards = [shard for _, split in sorted(self.manifest["splits"].items()) for shard in split["shards"]]
-            identity += [self.manifest["adopted"]["separator"], [(s["offset"], s["tokens"]) for s in shards]]
+        if "adopted" in self.manifest:  # where a file that two splits share is cut, the offsets say
+            identity.append(self.manifest["adopted"]["separator"])
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 

@@ -74,15 +74,15 @@ class Windows:
         start = index * T
         tokens = self._split.read(start, min(start + T + 1, self._split.num_tokens)).astype(np.int32)
         inputs, targets = tokens[:-1], tokens[1:]
-        mask = np.ones(len(inputs), bool)
         if self._borders.start_id is None:
             starts = self._split.document_starts(start, start + len(tokens)) - start
+            mask = np.ones(len(inputs), bool)
             mask[starts[starts > 0] - 1] = False
             starts = starts[starts < len(inputs)]
         else:
             starts = np.flatnonzero(inputs == self._borders.start_id)
-            if not self._borders.start_is_target:
-                mask = targets != self._borders.start_id
+            always = self._borders.start_is_target
+            mask = np.ones(len(inputs), bool) if always else targets != self._borders.start_id
         # Where the window's segments begin: at each document, and at 0 for what began before the window.
         if not len(starts) or starts[0]:
             starts = np.concatenate([[0], starts])
