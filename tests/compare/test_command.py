@@ -22,6 +22,7 @@ from tlm_jax.compare import command, execute
 from tlm_jax.compare.page import build_page
 
 STUB = (sys.executable, str(Path(__file__).parent / "stub_tlm.py"))
+TLM = execute.TLM
 CONFIG = """
 from tlm_jax.config import default_config
 
@@ -132,14 +133,19 @@ def test_a_signal_stops_the_run_and_the_same_command_goes_on(compare, capsys, mo
     assert compare.calls() == ALL[2:]
 
 
-def test_ctrl_c_reaches_the_run_once(compare, monkeypatch, tmp_path):
+def program(compare, tlm):
+    """A program that is `tlm compare` with `tlm` for its runs."""
+    argv = ["compare", f"--config={compare.workdir.parent}/small.py", f"--workdir={compare.workdir}", VARY, "--seeds=1"]
+    return (
+        "import sys; from tlm_jax.cli import main; from tlm_jax.compare import execute; "
+        f"execute.TLM, execute.CHECK = {tlm!r}, (sys.executable, '-c', ''); sys.exit(main({argv!r}))"
+    )
+
+
+def test_ctrl_c_reaches_the_run_once(compare, monkeypatch):
     """A terminal sends it to every process of the group; a second one would end a training without its save."""
     monkeypatch.setenv("STUB_SLOW", "cosine/seed-0")
-    argv = ["compare", f"--config={tmp_path}/small.py", f"--workdir={compare.workdir}", VARY, "--seeds=1"]
-    code = (
-        "import sys; from tlm_jax.cli import main; from tlm_jax.compare import execute; "
-        f"execute.TLM, execute.CHECK = {STUB!r}, (sys.executable, '-c', ''); sys.exit(main({argv!r}))"
-    )
+    code = program(compare, STUB)
     metrics = compare.workdir / "cosine/seed-0/metrics.jsonl"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, process_group=0) as process:
         signal_when(metrics, '"step": 3', lambda: os.killpg(process.pid, signal.SIGINT)).join()
@@ -147,6 +153,33 @@ def test_ctrl_c_reaches_the_run_once(compare, monkeypatch, tmp_path):
     assert process.returncode == 75, told
     assert "stopped on SIGINT" in told
     assert "stopped at step 3, signals: 1\n" in (compare.workdir / "cosine/seed-0/log.txt").read_text()
+
+
+def test_a_killed_comparison_stops_its_run(compare, monkeypatch):
+    monkeypatch.setenv("STUB_SLOW", "cosine/seed-0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parent)]))
+    folder = compare.workdir / "cosine/seed-0"
+    with subprocess.Popen([sys.executable, "-c", program(compare, (*TLM[:-1], "stub_tlm"))]) as process:
+        signal_when(folder / "metrics.jsonl", '"step": 3', process.kill).join()
+    assert process.returncode == -signal.SIGKILL
+    signal_when(folder / "log.txt", "stopped at step 3, signals: 1\n", lambda: None).join(10)
+    assert "stopped at step 3, signals: 1\n" in (folder / "log.txt").read_text()
+    assert compare.calls() == ALL[:3]
+
+
+def test_nothing_begins_beside_a_run_that_another_process_trains(compare, capsys):
+    folder = compare.workdir / "cosine/seed-0"
+    hold = (
+        "import sys; from pathlib import Path; from tlm_jax.files import only_one\n"
+        f"with only_one(Path({str(folder)!r})): print('held', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        assert compare(VARY, "--seeds=1") == 2
+        other.communicate(b"\n")
+    assert compare.calls() == []
+    assert capsys.readouterr().err.startswith(f"tlm compare: error: {folder}: another process is at work here; wait")
+    assert compare(VARY, "--seeds=1") == 0
 
 
 def test_a_run_stopped_by_its_own_signal_stops_the_comparison(compare, capsys, monkeypatch, tmp_path):

@@ -17,12 +17,12 @@ from typing import Any
 from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError
-from tlm_jax.files import reason
+from tlm_jax.files import only_one, reason
 from tlm_jax.progress import ProgressBar
 from tlm_jax.report.runs import load_run
 from tlm_jax.train.workdir import check_workdir
 
-TLM = (sys.executable, "-m", "tlm_jax")
+TLM = (sys.executable, "-m", "tlm_jax.compare.child", "tlm_jax")
 CHECK = (sys.executable, "-m", "tlm_jax.compare.check")
 LOG, EVALUATION = "log.txt", "evaluation.json"
 _POLL_SECONDS = 1.0
@@ -36,7 +36,7 @@ class Processes:
     """One child process at a time; signals to this process are passed on to it. A context manager.
 
     The child has a process group of its own, so that Ctrl-C reaches it once, through here: a second signal would end a
-    training at once.
+    training at once. Its standard input stays open as long as this process lives, by which `compare.child` knows.
 
     Attributes:
       signal_name: of the first signal that came, or None.
@@ -64,14 +64,14 @@ class Processes:
             self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def run(
-        self, command: Sequence[str], log: Path, *, stdin: str = "", tick: Callable[[], None] = lambda: None
+        self, command: Sequence[str], log: Path, *, stdin: str | None = None, tick: Callable[[], None] = lambda: None
     ) -> int:
         """Runs a command to its end, what it prints appended to `log`, and returns its exit code.
 
         Args:
           command: with its arguments.
           log: a file.
-          stdin: given to the command.
+          stdin: given to the command, and nothing more; None: nothing, and no end before the command's.
           tick: called about once a second.
 
         Raises:
@@ -94,17 +94,19 @@ class Processes:
         if self.signal_name:  # it came while the child was being born
             child.terminate()
         assert child.stdin is not None
-        try:
-            child.stdin.write(stdin)
-            child.stdin.close()
-        except BrokenPipeError:
-            pass  # its exit code says why
+        if stdin is not None:
+            try:
+                child.stdin.write(stdin)
+                child.stdin.close()
+            except BrokenPipeError:
+                pass  # its exit code says why
         while True:
             try:
                 code = child.wait(_POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
                 tick()
+        child.stdin.close()
         self._child = None
         if code != EXIT_COMPLETE and (self.signal_name or code in (EXIT_RESUMABLE, EXIT_INTERRUPTED)):
             raise Stopped
@@ -131,7 +133,7 @@ def evaluations(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def check(runs: Sequence[Run], processes: Processes, log: Path) -> None:
-    """Finds what is wrong before the first run: foreign work directories, configs that cannot run on these devices.
+    """Finds what is wrong before the first run: work directories that are foreign or in use, configs that cannot run.
 
     Raises:
       UserError: told.
@@ -139,6 +141,8 @@ def check(runs: Sequence[Run], processes: Processes, log: Path) -> None:
     """
     for run in runs:
         check_workdir(run.workdir, run.config)
+        if run.workdir.is_dir():
+            _check_idle(run)
     waiting = {run.variant.name: configs.to_json(run.config) for run in runs if evaluation(run) is None}
     if not waiting:
         return
@@ -146,6 +150,12 @@ def check(runs: Sequence[Run], processes: Processes, log: Path) -> None:
     code = processes.run(CHECK, log, stdin=json.dumps(list(waiting.items())))
     if code != EXIT_COMPLETE:
         raise UserError(_last_line(log, start), mend="" if code == EXIT_BAD_INPUT else f"all of it is in {log}")
+
+
+def _check_idle(run: Run) -> None:
+    """Raises a `UserError` if a training is at work on a run: no other may begin beside it on its devices."""
+    with only_one(run.workdir):
+        pass
 
 
 def make(runs: Sequence[Run], processes: Processes, after_each: Callable[[], None]) -> list[str]:
@@ -160,6 +170,7 @@ def make(runs: Sequence[Run], processes: Processes, after_each: Callable[[], Non
 
     Raises:
       Stopped: a signal came.
+      UserError: another process trains the run that is next.
     """
     failed: list[str] = []
     taken: list[float] = []  # seconds of each run made here from its first step
@@ -168,6 +179,7 @@ def make(runs: Sequence[Run], processes: Processes, after_each: Callable[[], Non
             continue
         left = [other for other in runs[position:] if evaluation(other) is None]
         _say(f"{run.label}: {len(left)} of {len(runs)} runs to go, {_time_left(runs, left, taken)}")
+        _check_idle(run)
         begun, start = _last_step(run), time.monotonic()
         problem = _make_one(run, processes)
         if problem:
