@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tlm_jax.capacity import profile_from_config
 from tlm_jax.config import from_json, load_config, to_json
+from tlm_jax.data.mixture import open_data
 
 
 def main(argv: list[str]) -> int:
@@ -69,6 +70,8 @@ def evaluate(argv: list[str]) -> int:
     loss = held_out(config)
     measured = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / math.log(2) / 4}
     measured |= {"tokens": 100, "bytes": 400, "step": config.train.num_steps}
+    measured |= {"weights": argv[3].removeprefix("--weights="), "data": config.data.store}
+    measured["data_fingerprint"] = open_data(config.data.store, config.data.mixture).fingerprint
     Path(argv[2].removeprefix("--output=")).write_text(json.dumps(measured))
     return 0
 

@@ -32,15 +32,16 @@ def get_config():
     c.profile.num_layers, c.profile.d_model, c.profile.d_ff = 4, 32, 64
     c.profile.num_heads, c.profile.num_kv_heads = 4, 4
     c.model.vocab_size, c.data.sequence_length, c.train.num_steps = 272, 32, 8
+    c.data.store = {store!r}
     return c
 """
 VARY = "--vary=profile.schedule=uniform,cosine"
 
 
 @pytest.fixture
-def compare(tmp_path, monkeypatch):
+def compare(tmp_path, monkeypatch, store):
     """Runs `tlm compare` with stubs; returns its exit code. `compare.calls()`: the commands that the stub was given."""
-    (tmp_path / "small.py").write_text(CONFIG)
+    (tmp_path / "small.py").write_text(CONFIG.format(store=str(store)))
     monkeypatch.setattr(execute, "TLM", STUB)
     monkeypatch.setattr(execute, "CHECK", (sys.executable, "-c", ""))
     monkeypatch.setattr(execute, "_POLL_SECONDS", 0.05)
@@ -225,6 +226,38 @@ def test_a_workdir_of_another_config_is_left_alone(compare, capsys):
     assert compare(VARY, "--seeds=2", "--config.train.learning_rate=1e-3") == 2
     assert "holds a run of another config (train.learning_rate: 0.0003 -> 0.001)" in capsys.readouterr().err
     assert compare.calls() == []
+
+
+def test_the_weights_that_the_config_validates_are_evaluated(compare, capsys):
+    changes = [VARY, "--seeds=1", "--config.train.ema_decay=0.9"]
+    assert compare(*changes) == 0
+    compare.calls()
+    assert compare(*changes, "--config.validation.weights=ema") == 0
+    assert [call for call in compare.calls() if call[0] == "eval"] == [ALL[1], ALL[3]]
+    whole = json.loads((compare.workdir / "results.json").read_text())
+    assert [variant["runs"]["0"]["weights"] for variant in whole["variants"]] == ["ema", "ema"]
+
+
+def test_results_of_other_data_are_not_taken_for_this_datas(compare, capsys, make_store, store):
+    assert compare(VARY, "--seeds=1") == 0
+    compare.calls()
+    capsys.readouterr()
+    assert compare(VARY, "--seeds=1", f"--config.data.store={make_store(first=7)}") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"uniform/seed-0/evaluation.json: is of {store}, which does not hold what config.data names; give" in err
+    assert compare.calls() == []
+    # The same text elsewhere is the same data.
+    assert compare(VARY, "--seeds=1", f"--config.data.store={make_store()}") == 0
+    assert compare.calls() == []
+
+
+def test_an_evaluation_without_a_fingerprint_is_made_again(compare):
+    assert compare(VARY, "--seeds=1") == 0
+    compare.calls()
+    (compare.workdir / "cosine/seed-0/evaluation.json").write_text('{"loss": 3.0, "step": 8, "weights": "params"}')
+    assert compare(VARY, "--seeds=1") == 0
+    assert compare.calls() == ALL[2:4]
 
 
 def test_dry_run_shows_commands_and_budgets_and_makes_nothing(compare, capsys):

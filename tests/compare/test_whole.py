@@ -11,22 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tlm_jax.data.documents import DocumentFormat
-from tlm_jax.data.prepare import Settings, prepare
-from tlm_jax.data.tokenizer import ByteTokenizer
-
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("compare")
-    lines = [" ".join(str(n * n % 97) for n in range(i, i + 3 + i % 20)) for i in range(200)]
-    (directory / "text.txt").write_text("\n".join(lines))
-    settings = Settings(DocumentFormat(split_text="line"), holdout=0.1)
-    prepare([str(directory / "text.txt")], ByteTokenizer(), directory / "store", settings, workers=1)
-    return directory / "store"
 
 
 def command(store, workdir, *more):

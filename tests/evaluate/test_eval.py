@@ -77,6 +77,7 @@ def test_metrics_equal_the_reference_on_any_batch_size(run, reference, capsys):
         assert result["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / split.num_bytes, rel=1e-5)
         assert (result["step"], result["data"], result["dtype"]) == (30, str(run.store.path), "float32")
+        assert (result["weights"], result["data_fingerprint"]) == ("params", run.store.fingerprint)
 
 
 def test_the_checkpoint_directory_and_files_of_text_suffice(run, reference, capsys, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import signal
@@ -9,13 +10,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
+from tlm_jax.data.mixture import open_data
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError
 from tlm_jax.files import only_one, reason
 from tlm_jax.progress import ProgressBar
@@ -25,6 +27,7 @@ from tlm_jax.train.workdir import check_workdir
 TLM = (sys.executable, "-m", "tlm_jax.compare.child", "tlm_jax")
 CHECK = (sys.executable, "-m", "tlm_jax.compare.check")
 LOG, EVALUATION = "log.txt", "evaluation.json"
+_DATA = "data_fingerprint"  # in it
 _POLL_SECONDS = 1.0
 
 
@@ -114,12 +117,35 @@ class Processes:
 
 
 def evaluation(run: Run) -> dict[str, Any] | None:
-    """The held-out numbers of a run that is complete; None for any other."""
+    """The held-out numbers of a run that is complete; None for any other.
+
+    Raises:
+      UserError: the run's data cannot be opened.
+    """
+    found = _read_evaluation(run)
+    return None if _mismatch(run, found) else found
+
+
+def _read_evaluation(run: Run) -> dict[str, Any]:
     try:
         found = json.loads((run.workdir / EVALUATION).read_text())
     except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.get("step") == run.config.train.num_steps else None
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _mismatch(run: Run, found: Mapping[str, Any]) -> str:
+    """By what an evaluation is not the one that the run's config asks for; empty if it is."""
+    c = run.config
+    asked = {"step": c.train.num_steps, "weights": c.validation.weights, _DATA: _fingerprint(configs.to_json(c.data))}
+    return ", ".join(f"{key} {found.get(key)}, not {value}" for key, value in asked.items() if found.get(key) != value)
+
+
+@functools.cache
+def _fingerprint(data: str) -> str:
+    """Of what a `config.data`, as JSON text, names: its path may name other text today than when a run was made."""
+    named = json.loads(data)
+    return open_data(named["store"], named["mixture"]).fingerprint
 
 
 def evaluations(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -141,6 +167,11 @@ def check(runs: Sequence[Run], processes: Processes, log: Path) -> None:
     """
     for run in runs:
         check_workdir(run.workdir, run.config)
+        found = _read_evaluation(run)
+        if found.get(_DATA) not in (None, _fingerprint(configs.to_json(run.config.data))):
+            what = f"is of {found.get('data')}, which does not hold what config.data names"
+            mend = "give another --workdir, or the data of that run"
+            raise UserError(what, where=str(run.workdir / EVALUATION), mend=mend)
         if run.workdir.is_dir():
             _check_idle(run)
     waiting = {run.variant.name: configs.to_json(run.config) for run in runs if evaluation(run) is None}
@@ -200,7 +231,12 @@ def _make_one(run: Run, processes: Processes) -> str:
     log = run.workdir / LOG
     commands = (
         ["train", *run.arguments],
-        ["eval", f"--checkpoint={run.workdir}", f"--output={run.workdir / EVALUATION}"],
+        [
+            "eval",
+            f"--checkpoint={run.workdir}",
+            f"--output={run.workdir / EVALUATION}",
+            f"--weights={run.config.validation.weights}",
+        ],
     )
     for command in commands:
         start = log.stat().st_size if log.exists() else 0
@@ -211,7 +247,8 @@ def _make_one(run: Run, processes: Processes) -> str:
         if code:
             ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             return f"{_last_line(log, start)} (tlm {command[0]}: {ended}; log: {log})"
-    return "" if evaluation(run) is not None else f"evaluated at another step than the last (log: {log})"
+    wrong = _mismatch(run, _read_evaluation(run))
+    return f"its evaluation has {wrong} (log: {log})" if wrong else ""
 
 
 def _last_step(run: Run) -> int:

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         "step": source.step,
         "weights": source.exported_weights or args.weights,
         "data": store.name,
+        "data_fingerprint": store.fingerprint,  # what it holds, wherever it lies
         "sequence_length": sequence_length,
         "dtype": source.settings.compute_dtype,
         "parameters_dtype": source.parameters_dtype,
