@@ -136,18 +136,30 @@ def test_unequal_budgets_are_listed(tmp_path):
     assert "KV cache" not in found
 
 
+def test_a_budget_is_that_of_training_for_report_and_compare_alike(tmp_path):
+    """Two KV heads of 48 less are 64 d_ff more: fewer keys and values are cached, and training costs the same."""
+    make_run(tmp_path, "a", profile__head_dim=48)
+    make_run(tmp_path, "b", profile__head_dim=48, profile__num_kv_heads=2, profile__d_ff=704)
+    runs = load_runs([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert runs[0].budget["kv_cache_bytes"] == 2 * runs[1].budget["kv_cache_bytes"]
+    assert list(difference(*runs).budgets) == []
+
+
 def test_what_was_not_measured_alike_is_not_compared(tmp_path):
     evaluated = make_run(tmp_path, "a", steps=20)
     validated = make_run(tmp_path, "b", steps=20, evaluation=False)
     other_text = make_run(tmp_path, "c", steps=20)
     values = json.loads((other_text / "evaluation.json").read_text())
     (other_text / "evaluation.json").write_text(json.dumps(values | {"bytes": 7}))
+    average = make_run(tmp_path, "e", steps=20)
+    (average / "evaluation.json").write_text(json.dumps(values | {"weights": "ema"}))
     nothing = make_run(tmp_path, "d", steps=1, evaluation=False)
     (nothing / "metrics.jsonl").write_text("")
     first = load_run(str(evaluated))
     for path, reason in (
         (validated, "only its last validation"),
         (other_text, "differ in bytes"),
+        (average, "one was measured with its weights, the other with their moving average"),
         (nothing, "no held"),
     ):
         found = difference(first, load_run(str(path)))
@@ -163,6 +175,9 @@ def test_seed_spread_is_between_runs_that_differ_in_seeds_only(tmp_path):
     ]
     runs = load_runs([str(path) for path in paths])
     assert seed_spread(runs) == pytest.approx(0.04)
+    values = json.loads((paths[1] / "evaluation.json").read_text())
+    (paths[1] / "evaluation.json").write_text(json.dumps(values | {"weights": "ema"}))
+    assert seed_spread(load_runs([str(path) for path in paths])) is None
     assert seed_spread(runs[1:]) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tlm_jax.capacity.profile import Profile
@@ -18,6 +19,19 @@ LABELS = {
     "kv_cache_bytes_per_token": "KV cache bytes per token, bfloat16",
     "kv_cache_bytes": "KV cache bytes of a whole sequence, bfloat16",
 }
+
+TRAIN_TOKENS = "train_tokens"  # beside the totals of a profile: those that a run is trained on
+# What two runs must have the same of for a difference between them to be one of kind, not of size.
+EQUAL = {
+    "parameters": "parameters",
+    "train_flops_per_token": "training FLOPs per token",
+    TRAIN_TOKENS: "training tokens",
+}
+
+
+def unequal(a: Mapping[str, int | None], b: Mapping[str, int | None]) -> list[str]:
+    """The keys of `EQUAL` by which two budgets differ; None: not known."""
+    return [key for key in EQUAL if a[key] != b[key]]
 
 
 def budget(profile: Profile, sequence_length: int) -> dict[str, int]:

@@ -24,6 +24,7 @@ from tlm_jax.errors import UserError
 
 PARAMS = "params"
 EMA = "ema"
+WEIGHTS = (PARAMS, EMA)  # those that can be validated and evaluated
 STATE = "state"
 DATA = "data"
 METADATA = "metadata"

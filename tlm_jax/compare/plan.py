@@ -15,18 +15,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from tlm_jax.capacity.budget import budget
+from tlm_jax.capacity.budget import EQUAL, TRAIN_TOKENS, budget, unequal
 from tlm_jax.capacity.from_config import profile_from_config, sequence_length
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.config import load_config
 from tlm_jax.errors import UserError, raise_together
-
-OURS = ("name", "seed", "data.seed")  # keys that the comparison sets
-EQUAL = {
-    "parameters": "parameters",
-    "train_flops_per_token": "training FLOPs per token",
-    "train_tokens": "training tokens",
-}
+from tlm_jax.report.comparison import SEEDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Variant:
         train, length = self.config.train, self.config.data.sequence_length
         return {
             **budget(self.profile, length),
-            "train_tokens": train.num_steps * train.global_batch_size * length,
+            TRAIN_TOKENS: train.num_steps * train.global_batch_size * length,
         }
 
 
@@ -123,7 +117,7 @@ def named_changes(vary: Sequence[str], variants: Sequence[str]) -> dict[str, tup
     for name in dict.fromkeys(name for name, _ in found):
         if sum(_folder(other) == _folder(name) for other, _ in found) > 1:
             problems.append(UserError(f"two variants are named {name!r}", where="--vary and --variant"))
-    for key in OURS:
+    for key in SEEDS:  # which `make_runs` sets
         if any(change.partition("=")[0] == key for _, changes in found for change in changes):
             problems.append(UserError(f"config.{key} is set by the comparison", where="--vary and --variant"))
     if len(found) < 2 and not problems:
@@ -172,10 +166,9 @@ def budget_differences(variants: Sequence[Variant]) -> list[str]:
     """How the variants' budgets differ from the first's, as text; none when all are equal."""
     first = variants[0]
     return [
-        f"{variant.name} has {variant.budget[key]:,} {text}, {first.name} {first.budget[key]:,}"
+        f"{variant.name} has {variant.budget[key]:,} {EQUAL[key]}, {first.name} {first.budget[key]:,}"
         for variant in variants[1:]
-        for key, text in EQUAL.items()
-        if variant.budget[key] != first.budget[key]
+        for key in unequal(first.budget, variant.budget)
     ]
 
 

@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tlm_jax.capacity.budget import LABELS
+from tlm_jax.capacity.budget import EQUAL, LABELS, TRAIN_TOKENS
 from tlm_jax.capacity.table import aligned
-from tlm_jax.compare.plan import EQUAL, Variant, budget_differences
+from tlm_jax.compare.plan import Variant, budget_differences
 from tlm_jax.report.runs import number
 
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
@@ -164,7 +164,7 @@ def _values(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, flo
 
 def budget_table(variants: Sequence[Variant]) -> str:
     """The budgets of all variants side by side."""
-    labels = {"train_tokens": "training tokens", **LABELS}
+    labels = {TRAIN_TOKENS: EQUAL[TRAIN_TOKENS], **LABELS}
     rows = [["", *(variant.name for variant in variants)]]
     rows += [[label, *(f"{variant.budget[key]:,}" for variant in variants)] for key, label in labels.items()]
     return aligned(rows, left=(0,))

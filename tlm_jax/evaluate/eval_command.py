@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from tlm_jax.checkpoint.layout import step_argument
+from tlm_jax.checkpoint.layout import WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.mixture import AnyStore, Mixture, open_data
@@ -19,7 +19,7 @@ from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_per_byte
 from tlm_jax.evaluate.perplexity import held_out_metrics
-from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, Checkpointed, load_model, read_checkpoint
+from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.files import write_result
 from tlm_jax.parallel.devices import use_compilation_cache
 from tlm_jax.progress import ProgressBar

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-from tlm_jax.checkpoint.layout import step_argument
+from tlm_jax.checkpoint.layout import WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
-from tlm_jax.evaluate.restored import DTYPES, WEIGHTS, Checkpointed, load_model, read_checkpoint
+from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import reason, write_result
 from tlm_jax.parallel.devices import use_compilation_cache

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.checkpoint.layout import EMA, PARAMETERS_DTYPE, PARAMS, WEIGHTS_ONLY
+from tlm_jax.checkpoint.layout import PARAMETERS_DTYPE, PARAMS, WEIGHTS_ONLY
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_parameters
 from tlm_jax.config import from_json
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -21,7 +21,6 @@ from tlm_jax.parallel.mesh import make_mesh
 from tlm_jax.parallel.rules import parameter_shardings
 
 DTYPES = ("float32", "bfloat16")
-WEIGHTS = (PARAMS, EMA)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Checkpointed:
       profile, tokenizer: the run's.
       settings: of the model for the devices at hand, without what only training needs.
       parameters_dtype: the precision of the stored weights: float32, or what an export rounded them to.
-      exported_weights: which of `WEIGHTS` an export's are; None: it is no export.
+      exported_weights: which of `checkpoint.layout.WEIGHTS` an export's are; None: it is no export.
     """
 
     path: Path
@@ -87,7 +86,7 @@ def load_model(source: Checkpointed, axis: str, weights: str = PARAMS) -> tuple[
 
     Args:
       axis: "fsdp" cuts the weights into as many parts as there are devices; "data" copies them to each.
-      weights: one of `WEIGHTS`.
+      weights: one of `checkpoint.layout.WEIGHTS`.
 
     Returns:
       The decoder, its parameters in the dtype in which they are used (norm scales float32), and the mesh.

@@ -6,15 +6,10 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
+from tlm_jax.capacity.budget import EQUAL, unequal
 from tlm_jax.report.runs import Run, number
 
-# Keys that differ between repetitions of one experiment.
-_SEEDS = ("name", "seed", "data.seed")
-_BUDGET = {
-    "parameters": "parameters",
-    "train_flops_per_token": "training FLOPs per token",
-    "kv_cache_bytes_per_token": "KV cache",
-}
+SEEDS = ("name", "seed", "data.seed")  # keys that differ between repetitions of one experiment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +34,16 @@ class Difference:
 def difference(first: Run, run: Run) -> Difference:
     """Compares `run` with `first`: budgets, and held-out numbers where both were measured on the same text."""
     budgets = [
-        f"{text} ({first.budget[key]:,} and {run.budget[key]:,})"
-        for key, text in _BUDGET.items()
-        if first.budget[key] != run.budget[key]
+        f"{EQUAL[key]} ({_shown(first.budget[key])} and {_shown(run.budget[key])})"
+        for key in unequal(first.budget, run.budget)
     ]
-    tokens = first.last("tokens"), run.last("tokens")
-    if tokens[0] != tokens[1]:
-        texts = [f"{value:,.0f}" if value is not None else "none" for value in tokens]
-        budgets.append(f"training tokens ({texts[0]} and {texts[1]})")
     (ours, our_source), (theirs, their_source) = first.final, run.final
     if ours is None or theirs is None:
         return Difference(budgets, reason="one of the runs has no held-out numbers yet")
     if our_source != their_source:
         return Difference(budgets, reason="one has an evaluation and the other only its last validation")
+    if first.final_weights != run.final_weights:
+        return Difference(budgets, reason="one was measured with its weights, the other with their moving average")
     for key in ("tokens", "bytes"):
         if ours.get(key) != theirs.get(key):
             return Difference(budgets, reason=f"their held-out texts differ in {key}")
@@ -66,6 +58,10 @@ def difference(first: Run, run: Run) -> Difference:
     )
 
 
+def _shown(count: int | None) -> str:
+    return "none" if count is None else f"{count:,}"
+
+
 def seed_spread(runs: Sequence[Run]) -> float | None:
     """The largest difference of final held-out loss between runs that differ only in their seeds; None without any."""
     groups: dict[str, list[float]] = {}
@@ -73,8 +69,8 @@ def seed_spread(runs: Sequence[Run]) -> float | None:
         measured, _ = run.final
         loss = number(measured.get("loss")) if measured is not None else None
         if loss is not None:
-            same = {key: value for key, value in run.config.items() if key not in _SEEDS}
-            groups.setdefault(json.dumps(same, sort_keys=True), []).append(loss)
+            same = {key: value for key, value in run.config.items() if key not in SEEDS}
+            groups.setdefault(json.dumps([same, run.final_weights], sort_keys=True), []).append(loss)
     spreads = [max(losses) - min(losses) for losses in groups.values() if len(losses) > 1]
     return max(spreads, default=None)
 

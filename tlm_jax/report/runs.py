@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tlm_jax.capacity.budget import budget
+from tlm_jax.capacity.budget import TRAIN_TOKENS, budget
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
 from tlm_jax.train.writers import parse_records
@@ -65,9 +65,18 @@ class Run:
         return (validations[-1][1], "last validation") if validations else (None, "")
 
     @property
-    def budget(self) -> dict[str, int]:
-        """The profile's totals at the config's sequence length."""
-        return budget(self.profile, self.config["data.sequence_length"])
+    def final_weights(self) -> str:
+        """The weights that `final` is of: those trained, or "ema", their moving average."""
+        if self.evaluation is not None:
+            return str(self.evaluation.get("weights", "params"))
+        return str(self.config.get("validation.weights", "params"))
+
+    @property
+    def budget(self) -> dict[str, int | None]:
+        """The profile's totals at the config's sequence length, and the tokens trained on so far, if any."""
+        tokens = self.last("tokens")
+        totals = budget(self.profile, self.config["data.sequence_length"])
+        return {**totals, TRAIN_TOKENS: None if tokens is None else int(tokens)}
 
 
 def number(value: Any) -> float | None:

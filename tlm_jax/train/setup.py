@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.checkpoint.layout import EMA, WEIGHTS
 from tlm_jax.checkpoint.manager import check_checkpoint_keys
 from tlm_jax.data.mixture import Mixture, open_data
 from tlm_jax.data.store import TokenStore
@@ -93,9 +94,9 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
 
 def _check_weights(config: ConfigDict) -> list[UserError]:
     chosen, where = config.validation.weights, "config.validation.weights"
-    if chosen not in ("params", "ema"):
-        return [UserError(f"{chosen!r} is not one of params, ema", where=where)]
-    if chosen == "ema" and not config.train.ema_decay:
+    if chosen not in WEIGHTS:
+        return [UserError(f"{chosen!r} is not one of {', '.join(WEIGHTS)}", where=where)]
+    if chosen == EMA and not config.train.ema_decay:
         return [UserError("no moving average is kept", where=where, mend="set config.train.ema_decay, such as 0.999")]
     return []
 
