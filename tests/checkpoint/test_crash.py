@@ -48,4 +48,5 @@ def test_killed_before_every_file_system_event_of_a_prune(tmp_path: Path):
 
 @pytest.mark.slow
 def test_killed_at_file_system_events_of_an_export(tmp_path: Path):
-    assert len(run_harness(tmp_path / "checkpoints", "export")) > 8
+    killed = run_harness(tmp_path / "checkpoints", "export")
+    assert sum(".orbax-checkpoint-tmp" in str(entry["arguments"]) for entry in killed) > 3, "hardly a kill in the save"
