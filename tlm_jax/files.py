@@ -112,3 +112,21 @@ def only_one(workdir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+@contextmanager
+def only_writer(output: Path) -> Iterator[None]:
+    """Locks a directory that exists while it is filled, and leaves nothing in it.
+
+    Raises:
+      UserError: another process fills it.
+    """
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("another process is writing this store", where=str(output)) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -225,20 +225,6 @@ def test_a_store_moves_with_its_files_and_misses_them_alone(tmp_path: Path) -> N
         TokenStore.open(tmp_path / "alone")
 
 
-def test_a_file_that_changed_is_told(tmp_path: Path) -> None:
-    file = write_raw(tmp_path / "f.bin", separated(make_documents(9), first=False))
-    store = adopt([str(file)], [], tmp_path / "store", 300, ALL)
-    data = bytearray(file.read_bytes())
-    data[6] ^= 1
-    file.write_bytes(data)
-    TokenStore.open(store.path)
-    with pytest.raises(UserError, match=r"f.bin: the shard's checksum is not the manifest's"):
-        TokenStore.open(store.path, verify=True)
-    file.write_bytes(data[:-2])
-    with pytest.raises(UserError, match=r"f.bin: the shard has .* bytes, the manifest says"):
-        TokenStore.open(store.path)
-
-
 def _spoil(path: Path, at: int, value: int) -> Path:
     data = bytearray(path.read_bytes())
     data[at] = value

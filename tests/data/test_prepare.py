@@ -163,7 +163,7 @@ def test_a_second_writer_is_refused(many_units: Path, monkeypatch: pytest.Monkey
     process = _start(many_units, "busy")
     _wait_for_units(process, many_units / "busy", 1)
     monkeypatch.chdir(many_units)
-    with pytest.raises(UserError, match="another `tlm prepare` is writing"):
+    with pytest.raises(UserError, match="another process is writing"):
         prepare(["a.jsonl"], ByteTokenizer(), "busy")
     process.kill()
     process.communicate()

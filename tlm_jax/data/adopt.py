@@ -32,7 +32,7 @@ from tlm_jax.data.store import (
 )
 from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
-from tlm_jax.files import write_atomically, write_error
+from tlm_jax.files import only_writer, write_atomically, write_error
 from tlm_jax.progress import ProgressBar
 
 AUTO, NONE = "auto", "none"
@@ -97,8 +97,8 @@ def adopt(
       The store, opened.
 
     Raises:
-      UserError: files that are not what they should be or do not fit together, ids beyond the tokenizer, a separator
-        that cannot be found, or an output that cannot be written or holds something else.
+      UserError: files that are not what they should be, are given twice or do not fit together, ids beyond the
+        tokenizer, a separator that cannot be found, or an output that cannot be written or holds something else.
     """
     adoption, output = adoption or Adoption(), Path(output)
     if not 0.0 <= adoption.holdout < 1.0:
@@ -109,6 +109,7 @@ def adopt(
         "validation": [open_foreign(path, adoption.layout, adoption.raw_dtype) for path in validation],
     }
     every = [*files["train"], *files["validation"]]
+    _check_different(every)
     _check_alike(every)
     candidate = _candidate(every, tokenizer, adoption.separator)
     with ProgressBar("reading", sum(file.size for file in every), unit="bytes") as progress:
@@ -122,7 +123,10 @@ def adopt(
     if not validation and adoption.holdout:
         pieces["train"], pieces["validation"] = _hold_out(streams["train"], adoption.holdout)
     try:
-        return _write(output, known, separator, pieces)
+        output.mkdir(parents=True, exist_ok=True)
+        with only_writer(output):
+            _check_free(output)  # again: another adoption may have come first
+            return _write(output, known, separator, pieces)
     except OSError as error:
         raise write_error(error, output) from error
 
@@ -133,6 +137,16 @@ def _check_free(output: Path) -> None:
         raise UserError("the output holds a store", where=str(output), mend="choose another --output, or delete it")
     if output.exists() and (not output.is_dir() or any(path.name not in ours for path in output.iterdir())):
         raise UserError("the output holds something else", where=str(output), mend="choose another --output")
+
+
+def _check_different(files: list[ForeignFile]) -> None:
+    seen: set[Path] = set()
+    for file in files:
+        real = file.path.resolve()
+        if real in seen:
+            mend = "its tokens would count twice, or be both trained on and held out"
+            raise UserError("the file is given twice", where=str(file.path), mend=mend)
+        seen.add(real)
 
 
 def _check_alike(files: list[ForeignFile]) -> None:

@@ -10,14 +10,12 @@ and go on later, and the store cannot tell how many processes made it. The manif
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,7 @@ from tlm_jax.data.units import (
 )
 from tlm_jax.data.workers import available_cpus, run_jobs
 from tlm_jax.errors import UserError
-from tlm_jax.files import PARTIAL, write_atomically, write_error
+from tlm_jax.files import PARTIAL, only_writer, write_atomically, write_error
 from tlm_jax.progress import ProgressBar
 
 _PLAN = "plan.json"
@@ -98,7 +96,7 @@ def prepare(
     description = _describe(plan)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with _only_writer(output):
+        with only_writer(output):
             if _is_complete(output, description):
                 return TokenStore.open(output)
             _begin(output, description)
@@ -142,18 +140,6 @@ def _describe(plan: Plan) -> dict[str, Any]:
         "inputs": [{"path": file.path, "size": file.size} for file in plan.inputs],
         "modified": [os.stat(file.path).st_mtime_ns for file in plan.inputs],
     }
-
-
-@contextmanager
-def _only_writer(output: Path) -> Iterator[None]:
-    descriptor = os.open(output, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise UserError("another `tlm prepare` is writing this store", where=str(output)) from None
-    finally:
-        os.close(descriptor)
 
 
 def _is_complete(output: Path, description: dict[str, Any]) -> bool:
