@@ -8,10 +8,12 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_texts import make_texts, write_jsonl
 
@@ -71,6 +73,30 @@ def test_the_store_is_the_same_bytes_for_any_worker_count(
     assert all(other == first for other in others)
     assert not any(".partial" in name or name.startswith(("units", "plan")) for name in first)
     TokenStore.open("store2", verify=True)
+
+
+def test_threads_of_one_unit_keep_the_order_of_documents_and_problems(
+    tmp_path: Path, sentencepiece_tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tlm_jax.data.units._BATCH_CHARACTERS", 200)
+    lines = write_jsonl(tmp_path / "a.jsonl", make_texts(300, seed=1)).read_text().splitlines()
+    lines[100], lines[200] = "{", '{"text": 1}'
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    inputs, threads = [str(tmp_path / "a.jsonl")], []
+    tokenize = SentencePieceTokenizer.encode_array
+
+    def watched(self: Tokenizer, text: str) -> np.ndarray:
+        threads.append(threading.get_ident())
+        return tokenize(self, text)
+
+    alone = prepare(inputs, sentencepiece_tokenizer, tmp_path / "alone", workers=1, on_error="skip")
+    monkeypatch.setattr(SentencePieceTokenizer, "encode_array", watched)
+    several = prepare(inputs, sentencepiece_tokenizer, tmp_path / "several", workers=3, on_error="skip")
+    assert len(set(threads)) == 3
+    assert _files(several.path) == _files(alone.path)
+    assert [text.split(":")[1] for text in several.manifest["skipped_examples"]] == ["101", "201"]
+    with pytest.raises(UserError, match="malformed JSON"):
+        prepare(inputs, sentencepiece_tokenizer, tmp_path / "stopped", workers=3)
 
 
 def _arguments(output: str, *more: str) -> list[str]:

@@ -56,7 +56,7 @@ class PieceTokenizer(Tokenizer):
     _symbol_ids: Sequence[int] = ()
 
     @abstractmethod
-    def _encode_part(self, text: str, first: bool) -> Sequence[int]:
+    def _encode_part(self, text: str, first: bool) -> Sequence[int] | np.ndarray:
         """Ids of a part that is not empty; with the prefix if it is the first."""
 
     def _add_specials(self, bos_id: int | None, eos_id: int | None, pad_id: int | None) -> None:
@@ -90,7 +90,7 @@ class PieceTokenizer(Tokenizer):
         ids = self._encode(text)
         if self._watched and text and (spelled := self.spell(ids)) != self.prefix + data:
             self._check_form(self.prefix.decode() + text, spelled.decode("utf-8", errors="replace"))
-        return np.array(ids, np.int32)
+        return ids
 
     def _check_form(self, text: str, returned: str) -> None:
         text, returned = _in_form(self.unicode_form, text), _in_form(self.unicode_form, returned)
@@ -100,21 +100,22 @@ class PieceTokenizer(Tokenizer):
         at = min(len(text), len(returned)) if at < 0 else at
         raise UnfitText(f"the tokenizer would change {text[at : at + 20]!r} to {returned[at : at + 20]!r}")
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = []
+    def _encode(self, text: str) -> np.ndarray:
+        found: list[Sequence[int] | np.ndarray] = []
         first = True
         for i, between in enumerate(text.split(SPACE_SYMBOL) if self._symbol_ids else [text]):
             if i:  # the space symbol itself can only be told from a space by its bytes
                 if first and self.prefix:
-                    ids.extend(self._encode_part(" ", False))
-                ids.extend(self._symbol_ids)
+                    found.append(self._encode_part(" ", False))
+                found.append(self._symbol_ids)
                 first = False
             for part in parts(between, self._part_characters, self._longest_part):
                 if first and self._spares_spaces and part.startswith(" "):
                     part = " " + part
-                ids.extend(self._encode_part(part, first))
+                found.append(self._encode_part(part, first))
                 first = False
-        return ids
+        arrays = [np.asarray(ids, np.int32) for ids in found]
+        return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int32), *arrays])
 
 
 def _in_form(form: str, text: str) -> str:

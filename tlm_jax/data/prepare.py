@@ -10,6 +10,7 @@ and go on later, and the store cannot tell how many processes made it. The manif
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -45,6 +46,9 @@ from tlm_jax.files import PARTIAL, only_writer, write_atomically, write_error
 from tlm_jax.progress import ProgressBar
 
 _PLAN = "plan.json"
+# With fewer, some processes would end long before the others: large compressed files are units as they are. Instead,
+# each process then has several threads.
+_UNITS_PER_PROCESS = 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def prepare(
       tokenizer: what turns text to ids.
       output: directory of the store.
       settings: what the store holds; None: the defaults.
-      workers: processes; 0: one per CPU that this process may use.
+      workers: how many tokenise at a time, in processes and threads; 0: one per CPU that this process may use.
       on_error: "stop" at the first document that cannot be read, or "skip" and count them.
 
     Returns:
@@ -200,9 +204,11 @@ def _run_units(plan: Plan, workers: int) -> list[dict[str, Any]]:
     jobs = [number for number, result in results.items() if result is None]
     sizes = [sum(span.stop - span.start for span in unit) for unit in plan.units]
     failures: dict[int, Problem] = {}
+    processes = min(workers, max(1, len(jobs) // _UNITS_PER_PROCESS))
+    tokenize = functools.partial(tokenize_unit, threads=-(-workers // processes))
     with ProgressBar("tokenising", sum(sizes), unit="bytes") as progress:
         progress.advance(sum(sizes) - sum(sizes[number] for number in jobs))
-        for number, outcome in run_jobs(tokenize_unit, plan, jobs, workers):
+        for number, outcome in run_jobs(tokenize, plan, jobs, processes):
             progress.advance(sizes[number])
             if isinstance(outcome, Problem):
                 failures[number] = outcome

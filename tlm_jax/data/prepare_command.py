@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--holdout", type=float, default=0.01, help="fraction of documents kept for validation")
     parser.add_argument("--dtype", choices=("auto", "uint16", "uint32"), default="auto", help="type of the stored ids")
-    parser.add_argument("--workers", type=int, default=0, help="processes (0: one per CPU); the store is the same")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="how many tokenise at a time (0: one per CPU); the store is the same"
+    )
     parser.add_argument(
         "--on-error", choices=("stop", "skip"), default="stop", help="at a document that cannot be read (default: stop)"
     )

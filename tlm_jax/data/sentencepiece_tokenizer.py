@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
+import numpy as np
 import sentencepiece
 
 from tlm_jax.data.pieces import SPACE_SYMBOL, PieceTokenizer
@@ -53,8 +53,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         model.normalizer_spec.add_dummy_prefix = False
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
-    def _encode_part(self, text: str, first: bool) -> Sequence[int]:
-        return (self._processor if first else self._without_prefix).encode(text)
+    def _encode_part(self, text: str, first: bool) -> np.ndarray:
+        return (self._processor if first else self._without_prefix).encode(text, return_type="numpy")
 
     def id_bytes(self, token_id: int) -> bytes:
         processor = self._processor

@@ -351,7 +351,7 @@ def document_tokens(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """
     ids = tokenizer.encode_array(text)
     end = [] if tokenizer.eos_id == tokenizer.bos_id else [tokenizer.eos_id]
-    return np.concatenate([[tokenizer.bos_id], ids, end]).astype(np.int32)
+    return np.concatenate([np.array([tokenizer.bos_id], np.int32), ids, np.array(end, np.int32)])
 
 
 def borders_of(tokenizer: Tokenizer) -> Borders:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import unicodedata
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ _MIN_UNIT_BYTES = 1 << 20
 # Enough units to keep many workers busy, few enough that a store of any size has a few thousand shards.
 _MANY_UNITS = 2048
 _FLUSH_TOKENS = 1 << 20
+_BATCH_CHARACTERS = 1 << 16  # what a thread tokenises at a time
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def _tokenizer(kind: str, data: bytes) -> Tokenizer:
     return tokenizer_from_bytes(kind, data)
 
 
-def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Problem]:
+def tokenize_unit(plan: Plan, number: int, threads: int = 1) -> tuple[int, dict[str, Any] | Problem]:
     """Writes one unit's shards and result; returns (number, result), or the problem that stops it."""
     tokenizer = _tokenizer(plan.tokenizer_kind, plan.tokenizer_data)
     token_bytes = tokenizer.token_bytes()
@@ -111,7 +114,8 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
     try:
         for span in plan.units[number]:
             file = plan.inputs[span.input]
-            for document, ids in _tokenized(read_documents(file, plan.layout, span.start, span.stop), tokenizer):
+            documents = read_documents(file, plan.layout, span.start, span.stop)
+            for document, ids in _tokenized(documents, tokenizer, threads):
                 if isinstance(document, Problem):
                     if plan.stop_on_error:
                         return number, document
@@ -142,18 +146,54 @@ def tokenize_unit(plan: Plan, number: int) -> tuple[int, dict[str, Any] | Proble
 
 
 def _tokenized(
-    documents: Iterable[Document | Problem], tokenizer: Tokenizer
+    documents: Iterable[Document | Problem], tokenizer: Tokenizer, threads: int
 ) -> Iterator[tuple[Document | Problem, np.ndarray]]:
-    """Yields documents with their ids; one that the tokenizer would change becomes a problem."""
-    nothing = np.empty(0, np.int32)
+    """Yields documents with their ids, in order; one that the tokenizer would change becomes a problem.
+
+    With more than one thread, that many tokenise beside the caller's: tokenizers release the interpreter's lock.
+    """
+    encode = functools.partial(_encode_batch, tokenizer)
+    if threads == 1:
+        yield from itertools.chain.from_iterable(map(encode, _batches(documents)))
+        return
+    pool = ThreadPoolExecutor(threads)
+    running: deque[Future[list[tuple[Document | Problem, np.ndarray]]]] = deque()
+    try:
+        for batch in _batches(documents):
+            running.append(pool.submit(encode, batch))
+            if len(running) > threads:
+                yield from running.popleft().result()
+        while running:
+            yield from running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(documents: Iterable[Document | Problem]) -> Iterator[list[Document | Problem]]:
+    """Collects documents until they are enough to be worth a thread's while."""
+    batch: list[Document | Problem] = []
+    characters = 0
     for document in documents:
+        batch.append(document)
+        characters += len(document.text) if isinstance(document, Document) else 0
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
+def _encode_batch(tokenizer: Tokenizer, batch: list[Document | Problem]) -> list[tuple[Document | Problem, np.ndarray]]:
+    nothing = np.empty(0, np.int32)
+    found: list[tuple[Document | Problem, np.ndarray]] = []
+    for document in batch:
         if isinstance(document, Document):
             try:
-                yield document, document_tokens(document.text, tokenizer)
+                found.append((document, document_tokens(document.text, tokenizer)))
             except UnfitText as error:
-                yield document.problem("unfit for the tokenizer", error.what), nothing
+                found.append((document.problem("unfit for the tokenizer", error.what), nothing))
         else:
-            yield document, nothing
+            found.append((document, nothing))
+    return found
 
 
 def is_held_out(text: bytes, holdout: float) -> bool:
