@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_files import SEPARATOR, make_documents, separated, write_megatron, write_raw
+from foreign_files import SEPARATOR, make_documents, separated, write_llm_c, write_megatron, write_raw
 
 import tlm_jax.data.adopt as adopt_module
 from tlm_jax.data.adopt import Adoption, adopt
@@ -26,13 +27,31 @@ def test_a_file_that_changed_is_told(tmp_path: Path) -> None:
     store = adopt([str(file)], [], tmp_path / "store", 300, ALL)
     data = bytearray(file.read_bytes())
     data[6] ^= 1
+    before = file.stat().st_mtime_ns
     file.write_bytes(data)
-    TokenStore.open(store.path)
+    os.utime(file, ns=(before, before))
+    TokenStore.open(store.path)  # nothing but the checksum could tell
     with pytest.raises(UserError, match=r"f.bin: the shard's checksum is not the manifest's"):
         TokenStore.open(store.path, verify=True)
+    os.utime(file, ns=(before + 1, before + 1))
+    with pytest.raises(UserError, match=r"f.bin: the shard's checksum is not the manifest's; put the file back"):
+        TokenStore.open(store.path)
     file.write_bytes(data[:-2])
     with pytest.raises(UserError, match=r"f.bin: the shard has .* bytes, the manifest says"):
         TokenStore.open(store.path)
+
+
+@pytest.mark.parametrize("layout", ["raw", "llm.c", "megatron"])
+def test_a_copy_with_another_time_is_the_same_store(tmp_path: Path, layout: str) -> None:
+    if layout == "megatron":
+        file = write_megatron(tmp_path / "f", [[1, SEPARATOR]]).with_suffix(".bin")
+    else:
+        file = (write_llm_c if layout == "llm.c" else write_raw)(tmp_path / "f.bin", [1, SEPARATOR, 2])
+    store = adopt([str(file)], [], tmp_path / "store", 300, ALL)
+    (shard,) = store.manifest["splits"]["train"]["shards"]
+    assert shard["modified"] == file.stat().st_mtime_ns
+    os.utime(file, ns=(1, 1))
+    assert TokenStore.open(store.path).fingerprint == store.fingerprint
 
 
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:

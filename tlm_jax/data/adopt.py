@@ -321,6 +321,7 @@ def _shard(output: Path, name: str, piece: _Piece, token_bytes: np.ndarray) -> d
         "file": _place(file.path, output),
         "offset": file.offset + piece.start * TOKEN_DTYPES[file.dtype].itemsize,
         "size": file.size,
+        "modified": file.modified,
         "documents": len(piece.ends),
         "tokens": len(tokens),
         "bytes": num_bytes,

@@ -41,6 +41,7 @@ class ForeignFile:
       dtype: a key of `TOKEN_DTYPES`.
       offset: bytes before the first id.
       size: bytes of the file.
+      modified: when it was last changed, in ns, as it was before anything was read.
       document_ends: int64 [documents], where each document ends, in ids; None: the file does not say.
     """
 
@@ -49,6 +50,7 @@ class ForeignFile:
     dtype: str
     offset: int
     size: int
+    modified: int
     document_ends: np.ndarray | None = None
 
     @property
@@ -77,7 +79,8 @@ def open_foreign(path: str, layout: str = "auto", raw_dtype: str = "uint16") -> 
         return _open_megatron(tokens_path, index_path)
     if not tokens_path.is_file():
         raise UserError("no such file", where=path)
-    size = tokens_path.stat().st_size
+    status = tokens_path.stat()
+    size, modified = status.st_size, status.st_mtime_ns
     with tokens_path.open("rb") as file:
         header = np.frombuffer(file.read(12), "<i4") if size >= _HEADER_BYTES else np.zeros(3, "<i4")
     if layout == "llm.c" or (layout == "auto" and int(header[0]) in _HEADERS):
@@ -89,11 +92,11 @@ def open_foreign(path: str, layout: str = "auto", raw_dtype: str = "uint16") -> 
         expected = _HEADER_BYTES + int(header[2]) * TOKEN_DTYPES[dtype].itemsize
         if size != expected:
             raise UserError(f"the file has {size} bytes, its header makes it {expected}", where=path)
-        found = ForeignFile(tokens_path, "llm.c", dtype, _HEADER_BYTES, size)
+        found = ForeignFile(tokens_path, "llm.c", dtype, _HEADER_BYTES, size, modified)
     else:
         if size % TOKEN_DTYPES[raw_dtype].itemsize:
             raise UserError(f"{size} bytes are no whole number of {raw_dtype} ids", where=path, mend="is it cut short?")
-        found = ForeignFile(tokens_path, "raw", raw_dtype, 0, size)
+        found = ForeignFile(tokens_path, "raw", raw_dtype, 0, size, modified)
     if not found.num_tokens:
         raise UserError("holds no token", where=path)
     return found
@@ -126,12 +129,13 @@ def _open_megatron(path: Path, index: Path) -> ForeignFile:
         raise UserError("the sequences do not lie one after the other", where=str(index), mend="write the pair anew")
     if borders[0] or borders[-1] != len(lengths) or (np.diff(borders) < 0).any():
         raise UserError("the document borders do not span the sequences", where=str(index), mend="write the pair anew")
-    size = path.stat().st_size
+    status = path.stat()
+    size = status.st_size
     if size != ends[-1] * itemsize:
         raise UserError(f"the file has {size} bytes, its index makes it {ends[-1] * itemsize}", where=str(path))
     if not size:
         raise UserError("holds no token", where=str(path))
-    return ForeignFile(path, "megatron", dtype, 0, size, ends[borders[1:]])
+    return ForeignFile(path, "megatron", dtype, 0, size, status.st_mtime_ns, ends[borders[1:]])
 
 
 def _read_index(index: Path) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:

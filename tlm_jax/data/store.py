@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tlm_jax.data.documents import DocumentFormat, Problem, find_inputs, read_documents
+from tlm_jax.data.stored_file import StoredFile
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
 
@@ -151,6 +152,9 @@ class TokenStore:
     def open(path: str | Path, verify: bool = False) -> TokenStore:
         """Opens a store and checks it against its manifest: every file's size, and with `verify` every checksum.
 
+        The checksum of an adopted file is also compared where the file's time is not the one at which it was adopted:
+        it may have been changed, or copied.
+
         Raises:
           UserError: no store, an incomplete or unreadable one, or a file that is missing, cut short or changed.
         """
@@ -172,22 +176,22 @@ class TokenStore:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError("the manifest cannot be read", where=str(file), mend=_PREPARE_AGAIN) from error
         mend = _ADOPT_AGAIN if "adopted" in store.manifest else _PREPARE_AGAIN
-        for shard_file, size, checksum in files:
-            _check_file(path / shard_file, size, checksum if verify else None, mend)
+        for shard_file in files:
+            shard_file.check(path, verify, mend)
         if verify:
             store.tokenizer()
         return store
 
-    def files(self) -> Iterable[tuple[str, int, str]]:
-        """Returns (name, size in bytes, sha256) of every shard file, each once."""
+    def files(self) -> Iterable[StoredFile]:
+        """Returns every shard file, each once."""
         itemsize = TOKEN_DTYPES[self.manifest["dtype"]].itemsize
-        found: dict[tuple[str, int, str], None] = {}
+        found: dict[StoredFile, None] = {}
         for split in self.manifest["splits"].values():
             for shard in split["shards"]:
                 size = shard.get("size", shard["tokens"] * itemsize)
-                found[tokens_file(shard), size, shard["tokens_sha256"]] = None
+                found[StoredFile(tokens_file(shard), size, shard["tokens_sha256"], shard.get("modified"))] = None
                 size = shard["documents"] * OFFSET_DTYPE.itemsize
-                found[f"{shard['name']}.offsets", size, shard["offsets_sha256"]] = None
+                found[StoredFile(f"{shard['name']}.offsets", size, shard["offsets_sha256"])] = None
         return found
 
     def tokenizer(self) -> Tokenizer:
@@ -240,18 +244,6 @@ class TokenStore:
         if "adopted" in self.manifest:  # where a file that two splits share is cut, the offsets say
             identity.append(self.manifest["adopted"]["separator"])
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-
-def _check_file(path: Path, size: int, checksum: str | None, mend: str) -> None:
-    if not path.is_file():
-        raise UserError("the shard is missing", where=str(path), mend=mend)
-    actual = path.stat().st_size
-    if actual != size:
-        raise UserError(f"the shard has {actual} bytes, the manifest says {size}", where=str(path), mend=mend)
-    if checksum is not None:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                raise UserError("the shard's checksum is not the manifest's", where=str(path), mend=mend)
 
 
 class MemorySplit:
