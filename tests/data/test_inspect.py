@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -128,7 +129,9 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
     adopt([str(file)], [], tmp_path / "store", 300, Adoption(257))
     data = bytearray(file.read_bytes())
     data[-4] ^= 1
+    before = file.stat().st_mtime_ns
     file.write_bytes(data)
+    os.utime(file, ns=(before, before))
     assert main(["inspect", str(tmp_path / "store")]) == 0
     assert main(["inspect", str(tmp_path / "store"), "--verify"]) == 2
     assert f"{file}: the shard's checksum is not the manifest's".split("/")[-1] in capsys.readouterr().err
@@ -162,3 +165,20 @@ def test_bad_arguments(store: TokenStore, capsys: pytest.CaptureFixture[str]) ->
     ):
         assert main(["inspect", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "damaged"), [("<u2", 300), ("<i4", -5)])
+@pytest.mark.parametrize("shown", [[], ["--tokens=0", "--samples=9"]])
+def test_ids_beyond_the_vocabulary_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, damaged: int, shown: list[str]
+) -> None:
+    code = {"<u2": 8, "<i4": 4}[dtype]
+    index = write_megatron(tmp_path / "m", [[1, 2], [3]], code=code)
+    adopt([str(index)], [], tmp_path / "store", ByteTokenizer(), Adoption(holdout=0.0))
+    file = index.with_suffix(".bin")
+    before = file.stat().st_mtime_ns
+    write_raw(file, [1, damaged, 3], dtype)
+    os.utime(file, ns=(before, before))
+    assert main(["inspect", str(tmp_path / "store"), *shown]) == 2
+    message = f"store: the split 'train' holds token {damaged}, beyond the tokenizer's vocabulary; a shard is damaged"
+    assert message in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tlm_jax.data.store import SPLITS, TokenStore
+from tlm_jax.data.store import SPLITS, TokenStore, beyond_vocabulary
 from tlm_jax.data.tokenizer import Tokenizer
 
 _COUNTED_TOKENS = 1 << 26  # of larger splits, about as many are counted, evenly spread
@@ -68,11 +68,21 @@ def bars(histogram: list[tuple[int, int, int]]) -> list[str]:
     ]
 
 
+def _read(store: TokenStore, split: str, start: int, stop: int) -> np.ndarray:
+    ids = store.split(split).read(start, stop)
+    if len(ids) and (ids.min() < 0 or ids.max() >= store.tokenizer().vocab_size):
+        raise beyond_vocabulary(f"the split {split!r}", ids, store.name)
+    return ids
+
+
 def frequent_tokens(store: TokenStore, split: str, number: int) -> tuple[int, list[tuple[int, int]]]:
     """Counts tokens of a split, of a large one in pieces that are spread evenly over it.
 
     Returns:
       How many tokens were counted, and (id, count) of the `number` most frequent, most frequent first.
+
+    Raises:
+      UserError: the split holds ids that the tokenizer does not know.
     """
     tokens = store.split(split)
     pieces = -(-tokens.num_tokens // _PIECE_TOKENS)
@@ -80,7 +90,7 @@ def frequent_tokens(store: TokenStore, split: str, number: int) -> tuple[int, li
     counts_V = np.zeros(store.tokenizer().vocab_size, np.int64)
     for i in range(wanted):
         start = i * pieces // wanted * _PIECE_TOKENS
-        piece = tokens.read(start, min(start + _PIECE_TOKENS, tokens.num_tokens))
+        piece = _read(store, split, start, min(start + _PIECE_TOKENS, tokens.num_tokens))
         counts_V += np.bincount(piece, minlength=len(counts_V))
     order = np.lexsort((np.arange(len(counts_V)), -counts_V))[:number]
     return int(counts_V.sum()), [(int(i), int(counts_V[i])) for i in order if counts_V[i]]
@@ -101,13 +111,13 @@ def shown_token(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def samples(store: TokenStore, split: str, number: int) -> list[tuple[int, str]]:
-    """(document, the beginning of its text) of documents spread evenly over a split."""
+    """(document, the beginning of its text) of documents spread evenly over a split; raises as `frequent_tokens`."""
     tokens, tokenizer = store.split(split), store.tokenizer()
     picks = sorted({i * tokens.num_documents // number for i in range(number)} if tokens.num_documents else ())
     found = []
     for pick in picks:
         start, stop = (int(border) for border in tokens.documents[pick : pick + 2])
-        text = tokenizer.decode(tokens.read(start, min(stop, start + _TOKENS_PER_SAMPLE)))
+        text = tokenizer.decode(_read(store, split, start, min(stop, start + _TOKENS_PER_SAMPLE)))
         cut = len(text) > _SAMPLE_CHARACTERS or stop > start + _TOKENS_PER_SAMPLE
         found.append((pick, text[:_SAMPLE_CHARACTERS] + ("…" if cut else "")))
     return found

@@ -351,6 +351,13 @@ def borders_of(tokenizer: Tokenizer) -> Borders:
     return Borders(tokenizer.bos_id, start_is_target=tokenizer.bos_id == tokenizer.eos_id)
 
 
+def beyond_vocabulary(place: str, ids: np.ndarray, store: str) -> UserError:
+    """The error to tell of ids some of which the tokenizer does not know; `place` is where in the store they are."""
+    token = ids.min() if ids.min() < 0 else ids.max()
+    what = f"{place} holds token {token}, beyond the tokenizer's vocabulary"
+    return UserError(what, where=store, mend="a shard is damaged: prepare the store again")
+
+
 def tokens_file(shard: dict[str, Any]) -> str:
     """Where a shard's tokens lie, relative to the store; of an adopted store's, what its manifest says."""
     return shard.get("file", f"{shard['name']}.tokens")

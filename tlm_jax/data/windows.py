@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tlm_jax.data.mixture import AnyStore, Mixture
-from tlm_jax.data.store import MemoryStore, TokenStore
+from tlm_jax.data.store import MemoryStore, TokenStore, beyond_vocabulary
 from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
 
@@ -103,8 +103,7 @@ class Windows:
         try:
             num_bytes = self._token_bytes[counted].sum(dtype=np.int32)
         except IndexError:
-            what = f"window {index} holds token {targets.max()}, beyond the tokenizer's vocabulary"
-            raise UserError(what, where=self._name, mend="a shard is damaged: prepare the store again") from None
+            raise beyond_vocabulary(f"window {index}", targets, self._name) from None
         return {**window, "bytes": num_bytes, "window": np.int64(index)}
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
