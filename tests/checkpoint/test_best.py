@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from tlm_jax.checkpoint import manager as manager_module
 from tlm_jax.checkpoint import retention
 from tlm_jax.checkpoint.layout import step_argument
 from tlm_jax.checkpoint.manager import CheckpointManager
@@ -89,6 +90,27 @@ def test_a_save_is_due_when_a_validation_is_among_the_best(tmp_path: Path, manag
         assert resumed.due_by_metric(measured(7.5))
     with manager_at(tmp_path) as manager:
         assert not manager.due_by_metric(measured(0.0)), "keep_best is 0"
+
+
+def test_the_stored_checkpoints_are_read_once_and_only_for_a_validation(
+    tmp_path: Path, manager_at: Manager, monkeypatch: pytest.MonkeyPatch
+):
+    reads, agreements = [], []
+    read = retention.metric_values
+    monkeypatch.setattr(retention, "metric_values", lambda *args: reads.append(args) or read(*args))
+    monkeypatch.setattr(manager_module, "_from_first_process", lambda value: agreements.append(value) or value)
+    with manager_at(tmp_path, keep_last=1, keep_best=2) as manager:
+        for _ in range(5):
+            assert not manager.due_by_metric({})
+            assert not manager.due_by_metric(measured(math.nan))
+        assert reads == agreements == []
+        assert manager.due_by_metric(measured(5.0))
+        assert len(reads) == len(agreements) == 1
+        save_all(manager, {1: 5.0, 2: 3.0, 3: 9.0, 4: 4.0})
+        assert manager.steps() == [2, 4]
+        assert not manager.due_by_metric(measured(4.5))
+        assert manager.due_by_metric(measured(3.5))
+        assert len(reads) == 1
 
 
 def test_a_save_on_its_way_counts(tmp_path: Path, manager_at: Manager, monkeypatch: pytest.MonkeyPatch):

@@ -71,7 +71,7 @@ class CheckpointManager:
         self._in_flight: _BackgroundSave | None = None
         self._last_save_time = time.monotonic()
         self._begun_step = -1
-        self._begun_value: float | None = None  # its best_metric
+        self._values: dict[int, float | None] | None = None  # best_metric by step; read when first asked for
         if jax.process_index() == 0:
             self._prepare_directory()
         if jax.process_count() > 1:
@@ -122,14 +122,24 @@ class CheckpointManager:
         return 0 < self._every_seconds <= elapsed and self._in_flight is None
 
     def due_by_metric(self, metrics: Metrics) -> bool:
-        """Whether a checkpoint with these metrics would be one of the best that are kept; the same on all processes."""
-        if not self._keep_best:
-            return False
-        values = retention.metric_values(self.directory, self._best_metric)
-        if self._begun_step >= 0:  # perhaps on its way
-            values[self._begun_step] = self._begun_value
+        """Whether a checkpoint with these metrics would be one of the best that are kept; the same on all processes.
+
+        Cheap without the metric, which all processes have or none: most steps are not validated.
+        """
         value = metrics.get(self._best_metric)
-        return bool(_from_first_process(retention.is_among_best(value, values, self._keep_best)))
+        if not self._keep_best or value is None:
+            return False
+        among = retention.is_among_best(value, self._known_values(), self._keep_best)
+        return bool(_from_first_process(among))
+
+    def _known_values(self) -> dict[int, float | None]:
+        """Each step's `best_metric`: as found in the directory once, and of what was saved since.
+
+        What has been deleted since was not among the best, and so decides nothing.
+        """
+        if self._values is None:
+            self._values = retention.metric_values(self.directory, self._best_metric)
+        return self._values
 
     def save(
         self,
@@ -168,7 +178,8 @@ class CheckpointManager:
         if _from_first_process(layout.is_complete(path)):
             return False
         self._last_save_time, self._begun_step = time.monotonic(), step
-        self._begun_value = (metrics or {}).get(self._best_metric)
+        if self._keep_best:
+            self._known_values()[step] = (metrics or {}).get(self._best_metric)
         items = restore.split_items(state)
         description = self._metadata.to_json() | {
             layout.PERMANENT: permanent,
@@ -259,6 +270,7 @@ class CheckpointManager:
         if clean and jax.process_index() == 0:
             layout.remove_leftovers(self.directory, step)
         self._begun_step = -1
+        (self._values or {}).pop(step, None)
         steps = self.steps()
         left = f"the newest complete one is step {steps[-1]}" if steps else "no complete one exists"
         raise UserError(
