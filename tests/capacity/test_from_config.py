@@ -133,6 +133,17 @@ def test_file_takes_both_forms_of_json(tmp_path):
             {"profile__schedule": "list", "profile__layers": [640] * 6, "profile__plateaus": 2},
             "config.profile.plateaus: schedule=list",
         ),
+        (
+            {"profile__schedule": "cosine", "profile__sigmoid_steepness": 5.0},
+            "config.profile.sigmoid_steepness: cosine does not read it; leave it at 10.0, or take the schedule sigmoid",
+        ),
+        ({"profile__schedule": "sigmoid", "profile__group_ratios": (0.75, 1.5, 0.75)}, "sigmoid does not read it"),
+        ({"profile__schedule": "three_group", "profile__start_ratio": 1.25}, "three_group does not read it"),
+        (
+            {"profile__schedule": "list", "profile__layers": [640] * 6, "profile__end_ratio": 0.75},
+            "config.profile.end_ratio: list does not read it",
+        ),
+        ({"profile__windows": (64,) * 6 + (0,)}, "config.profile.windows: 7 values for num_layers=6"),
         ({"profile__schedule": "file"}, "schedule=file needs the path"),
         ({"profile__schedule": "file", "profile__layers": "no.json"}, "config.profile.layers: cannot read no.json"),
     ],
@@ -141,6 +152,57 @@ def test_bad_values_are_named_with_their_mend(changes, says):
     with pytest.raises(UserError, match=says) as caught:
         profile_from_config(config_of(**changes))
     assert "problems" not in str(caught.value)
+
+
+def test_uniform_lets_the_keys_of_other_schedules_stand():
+    """So one override makes the twin of any tapered config."""
+    keys = {
+        "start_ratio": 1.25,
+        "end_ratio": 0.75,
+        "sigmoid_steepness": 5.0,
+        "group_ratios": (2, 0.5, 0.5),
+        "plateaus": 3,
+    }
+    assert widths_of(**{f"profile__{key}": value for key, value in keys.items()}) == [640] * 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"qk_norm": True}, r"config.profile.qk_norm: True here, False in .*p.json; .* or leave it at False"),
+        ({"windows": (8, 0)}, r"config.profile.windows: \(8, 0\) here, \(0, 0, 0, 0, 0, 0\) in "),
+        ({"mlp": "gelu"}, "config.profile.mlp: gelu here, swiglu in "),
+        ({"num_layers": 8}, "config.profile.num_layers: 8 here, 6 in "),
+        ({"num_heads": 8}, "config.profile.num_heads: 8 here, 4 in "),
+        ({"head_dim": 32}, "config.profile.head_dim: 32 here, 64 in "),
+        ({"multiple_of": 256}, "config.profile.multiple_of: 256 here, 960, 896, "),
+        ({"multiple_of": 0}, "config.profile.multiple_of: 0 here"),
+        ({"start_ratio": 1.25}, "config.profile.start_ratio: file does not read it"),
+        ({"plateaus": 2}, "config.profile.plateaus: schedule=file"),
+    ],
+)
+def test_what_a_file_says_otherwise_is_an_error(tmp_path, changes, says):
+    path = tmp_path / "p.json"
+    path.write_text(profile_from_config(config_of(profile__schedule="cosine")).to_json())
+    given = {f"profile__{key}": value for key, value in changes.items()}
+    with pytest.raises(UserError, match=says) as caught:
+        profile_from_config(config_of(profile__schedule="file", profile__layers=path, **given))
+    assert "problems" not in str(caught.value)
+
+
+def test_a_file_says_what_the_config_leaves_at_its_default(tmp_path):
+    path = tmp_path / "p.json"
+    made = profile_from_config(config_of(profile__windows=(8, 0), profile__qk_norm=True, profile__mlp="gelu"))
+    path.write_text(made.to_json())
+    for keys in (
+        {},
+        {"windows": (8, 0), "qk_norm": True, "mlp": "gelu", "head_dim": 64, "multiple_of": 32, "d_ff": 64},
+    ):
+        given = {f"profile__{key}": value for key, value in keys.items()}
+        assert profile_from_config(config_of(profile__schedule="file", profile__layers=path, **given)) == made
+    alone = apply_overrides(default_config(), ["--config.profile.schedule=file", f"--config.profile.layers={path}"])
+    alone.model.vocab_size = 4096
+    assert profile_from_config(alone) == made
 
 
 def test_all_problems_are_told_together():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,21 @@ from ml_collections import ConfigDict
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
 from tlm_jax.capacity.shape import LayerShape, is_integer, shape_problems
+from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError, raise_together
 
-SCHEDULES = ("uniform", *CURVES, "three_group", "list", "file")
+_ENDS = ("start_ratio", "end_ratio")
+# Schedule -> the keys it reads of those that only some read. `uniform` stands apart: it reads none and lets all stand,
+# so that the twin of any tapered config is one override away.
+_READS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(CURVES, _ENDS),
+    "sigmoid": (*_ENDS, "sigmoid_steepness"),
+    "three_group": ("group_ratios",),
+    "list": (),
+    "file": (),
+}
+SCHEDULES = ("uniform", *_READS)
+_FROM_FILE = ("d_model", "num_heads", "num_kv_heads", "head_dim", "mlp", "qk_norm")  # fields of every layer
 
 
 def profile_from_config(config: ConfigDict) -> Profile:
@@ -23,8 +37,9 @@ def profile_from_config(config: ConfigDict) -> Profile:
 
     The schedules: `uniform`; a curve of `schedules.CURVES`; `three_group`, one width for each third of the depth by
     `profile.group_ratios`; `list`, where `profile.layers` has the d_ff of each layer and must agree with num_layers and
-    multiple_of, while d_ff and the ratios have no part in it; `file`, where `profile.layers` is the path of a profile's
-    JSON, which stands for all other keys of `config.profile`.
+    multiple_of; `file`, where `profile.layers` is the path of a profile's JSON, with which the sizes, windows, MLP and
+    QK-norm of `config.profile` must agree where they are not at their default. d_ff has no part in the last two. A key
+    that only other schedules read must be at its default, except under `uniform`.
 
     Raises:
       UserError: everything that is wrong with the keys read, together.
@@ -38,9 +53,10 @@ def profile_from_config(config: ConfigDict) -> Profile:
             mend=f"the nearest is {near}; there are {', '.join(SCHEDULES)}",
         )
         raise_together([schedule_problem, *_size_problems(config)])
+    problems = unread_keys(config.profile, "profile", "schedule", _READS)
     if schedule == "file":
-        return _from_file(config)
-    problems = _size_problems(config)
+        return _from_file(config, problems)
+    problems += _size_problems(config)
     widths: tuple[int, ...] = ()
     if not _budget_problems(config):
         try:
@@ -101,6 +117,9 @@ def _size_problems(config: ConfigDict) -> list[UserError]:
                 mend="such as (0,) for the whole context in every layer, or (1024, 0) for a window in every other one",
             )
         )
+    elif is_integer(p.num_layers) and 0 < p.num_layers < len(p.windows):
+        what = f"{len(p.windows)} values for num_layers={p.num_layers}"
+        problems.append(UserError(what, where="config.profile.windows", mend="the values take turns over the layers"))
     positive = not _positive(config, "profile.d_model", "profile.num_heads")
     if p.head_dim != 0:
         fields["head_dim"] = p.head_dim
@@ -172,7 +191,7 @@ def _no_plateaus(config: ConfigDict) -> list[UserError]:
 
 
 def _listed(config: ConfigDict) -> tuple[int, ...]:
-    """The widths of schedule=list, one for each of num_layers; d_ff, like the ratios, has no part in it."""
+    """The widths of schedule=list, one for each of num_layers; d_ff has no part in it."""
     p, where = config.profile, "config.profile.layers"
     if not isinstance(p.layers, (list, tuple)) or not all(is_integer(width) and width > 0 for width in p.layers):
         raise UserError(f"schedule=list needs the d_ff of each layer, not {p.layers!r}", where=where)
@@ -199,24 +218,52 @@ def _listed(config: ConfigDict) -> tuple[int, ...]:
     return widths
 
 
-def _from_file(config: ConfigDict) -> Profile:
-    """The profile of schedule=file; the vocabulary must be that of `config.model`."""
+def _from_file(config: ConfigDict, problems: list[UserError]) -> Profile:
+    """The profile of schedule=file, with which the vocabulary of `config.model` and all sizes given must agree.
+
+    Args:
+      config: the config.
+      problems: found so far.
+    """
     path = config.profile.layers
-    if not isinstance(path, str) or not path:
-        raise UserError(
-            f"schedule=file needs the path of a profile's JSON, not {path!r}", where="config.profile.layers"
-        )
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        if not isinstance(path, str) or not path:
+            what = f"schedule=file needs the path of a profile's JSON, not {path!r}"
+            raise UserError(what, where="config.profile.layers")
+        profile = Profile.from_json(Path(path).read_text(encoding="utf-8"), where=path)
+    except UserError as problem:
+        problems.append(problem)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", where="config.profile.layers") from error
-    profile = Profile.from_json(text, where=path)
-    problems = _no_plateaus(config)
-    for name in ("vocab_size", "tied_embeddings"):
-        ours, theirs = config.model[name], getattr(profile, name)
-        if ours != theirs:
-            problems.append(
-                UserError(f"{ours} here, {theirs} in {path}", where=f"config.model.{name}", mend="make them the same")
-            )
+        problems.append(UserError(f"cannot read {path}: {error}", where="config.profile.layers"))
+    else:
+        problems += _no_plateaus(config) + _disagreements(config, profile, path)
     raise_together(problems)
     return profile
+
+
+def _disagreements(config: ConfigDict, profile: Profile, path: str) -> list[UserError]:
+    """What the config says otherwise than the profile's file; a key of `config.profile` at its default says nothing."""
+    p, defaults = config.profile, default_config().profile
+    problems = [
+        UserError(f"{ours} here, {theirs} in {path}", where=f"config.model.{name}", mend="make them the same")
+        for name in ("vocab_size", "tied_embeddings")
+        for ours, theirs in [(config.model[name], getattr(profile, name))]
+        if ours != theirs
+    ]
+
+    def check(name: str, found: Collection[Any], agrees: bool) -> None:
+        if p[name] != defaults[name] and not agrees:
+            shown = ", ".join(str(value) for value in found)
+            mend = f"make them the same, or leave it at {defaults[name]!r}"
+            problems.append(UserError(f"{p[name]} here, {shown} in {path}", where=f"config.profile.{name}", mend=mend))
+
+    check("num_layers", [len(profile.layers)], p.num_layers == len(profile.layers))
+    for name in _FROM_FILE:
+        found = dict.fromkeys(getattr(layer, name) for layer in profile.layers)
+        check(name, found, list(found) == [p[name]])
+    windows = [layer.window for layer in profile.layers]
+    turns = [window for window, _ in zip(itertools.cycle(p.windows), windows, strict=False)]
+    check("windows", [tuple(windows)], turns == windows and len(p.windows) <= len(windows))
+    widths = dict.fromkeys(layer.d_ff for layer in profile.layers)
+    check("multiple_of", widths, p.multiple_of > 0 and not any(width % p.multiple_of for width in widths))
+    return problems

@@ -1,1 +1,1 @@
-"""Variants of a config trained over seeds and compared in pairs. No JAX: the devices belong to the runs."""
+"""Variants of a config trained over seeds and compared in pairs; only its runs and `check` touch the devices."""
