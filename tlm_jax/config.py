@@ -17,7 +17,7 @@ import json
 import re
 import runpy
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ def default_config() -> ConfigDict:
     c.profile.head_dim = 0  # 0: d_model / num_heads
     c.profile.mlp = "swiglu"  # swiglu | geglu | reglu (gated, 3·d_model·d_ff weights) | gelu | squared_relu (plain, 2)
     c.profile.qk_norm = False  # RMSNorm with a learned scale on every query and key, before the rotary embedding
-    # Tokens that a token attends to, itself included; 0: all before it. The values take turns over the layers:
+    # Tokens that a token attends to, itself included; 0: all before it. The values take turns over the layers, which
+    # are scanned only where neighbours are equal, so that compilation follows the depth:
     c.profile.windows = (0,)  # (4096, 0) is every other layer, (1024, 1024, 0) all but each third
     c.profile.start_ratio = 1.5  # first layer's d_ff over the mean
     c.profile.end_ratio = 0.5  # last layer's d_ff over the mean
@@ -52,7 +53,7 @@ def default_config() -> ConfigDict:
     c.profile.group_ratios = (1.5, 1.0, 0.5)  # (0.75, 1.5, 0.75) is wider in the middle, (0.5, 1, 1.5) late
     c.profile.multiple_of = 16  # every d_ff is a multiple of this
     c.profile.plateaus = 0  # 0: each layer its own width; G: G runs of equal width
-    # list: d_ff of each layer. file: path of a profile's JSON, which replaces all keys of config.profile.
+    # list: d_ff of each layer. file: path of a profile's JSON, with which all sizes set in config.profile must agree.
     c.profile.layers = config_dict.placeholder(object)
 
     c.model = ConfigDict()
@@ -86,15 +87,15 @@ def default_config() -> ConfigDict:
     c.train.schedule = "cosine"  # cosine | linear | constant | inverse_sqrt | wsd | power, after a linear warm-up
     c.train.learning_rate = 3e-4  # peak
     c.train.warmup_steps = 100  # learning rate rises linearly from 0
-    c.train.final_learning_rate_ratio = 0.1  # of the peak, at the last step; not of constant and inverse_sqrt
+    c.train.final_learning_rate_ratio = 0.1  # at the last step: of the peak; power: of the rate where the decay begins
     c.train.decay_steps = 0  # wsd, power: over how many of the last steps the rate falls to that ratio
     c.train.decay_shape = "linear"  # wsd, power: linear | cosine | sqrt | exponential
     c.train.power_amplitude = 4.0  # power: a in min(learning_rate, global_batch_size * a * tokens^b)
     c.train.power_exponent = -0.51  # power: b
     c.train.optimizer = "adamw"  # adamw | muon | lion | adafactor; a key that the chosen one does not read is an error
-    c.train.beta1 = 0.9  # AdamW: decay of the first moment
-    c.train.beta2 = 0.95  # AdamW: decay of the second moment
-    c.train.epsilon = 1e-8  # AdamW: added to the root of the second moment
+    c.train.beta1 = 0.9  # adamw, muon's Adam part: decay of the first moment
+    c.train.beta2 = 0.95  # the same: decay of the second moment
+    c.train.epsilon = 1e-8  # the same: added to the root of the second moment
     c.train.muon_momentum = 0.95  # muon: decay of the momentum
     c.train.muon_dtype = "auto"  # muon: of its iterations; auto: bfloat16 on accelerators, float32 on CPU
     c.train.adam_learning_rate = 0.0  # muon: peak for what is not a hidden matrix; 0: learning_rate
@@ -166,6 +167,8 @@ def _parse(text: str, current: Any, key: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        if isinstance(current, float) and text.lower() in ("nan", "inf", "-inf"):
+            value = float(text)  # whoever reads the key says what it may be
     if isinstance(current, str):
         return text
     if isinstance(current, bool):
@@ -229,6 +232,27 @@ def reject_overrides(arguments: Sequence[str]) -> None:
     """Raises a `UserError` for the first of the arguments that a command without a config has been given too much."""
     if arguments:
         raise UserError(f"unknown argument {arguments[0]!r}", where="command line")
+
+
+def unread_keys(values: ConfigDict, room: str, choice: str, reads: Mapping[str, Collection[str]]) -> list[UserError]:
+    """The keys that differ from their default although the row chosen from a table does not read them.
+
+    Args:
+      values: `config[room]`.
+      room: such as "train".
+      choice: the key that chooses the row, such as "optimizer".
+      reads: row to the keys that it reads; what no row names, all read.
+    """
+    chosen, defaults = values[choice], default_config()[room]
+    if chosen not in reads:
+        return []
+    problems = []
+    for key in dict.fromkeys(key for row in reads.values() for key in row):
+        if key not in reads[chosen] and values[key] != defaults[key]:
+            readers = " or ".join(name for name, row in reads.items() if key in row)
+            mend = f"leave it at {defaults[key]}, or take the {choice} {readers}"
+            problems.append(UserError(f"{chosen} does not read it", where=f"config.{room}.{key}", mend=mend))
+    return problems
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:

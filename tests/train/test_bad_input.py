@@ -111,6 +111,16 @@ def test_everything_wrong_with_a_config_at_once(copy: Path, tmp_path: Path, comp
     assert "nearest" in told[told.index("config.profile.d_ff") :].split(" (")[0], "the d_ff that works is not named"
 
 
+def test_numbers_that_are_not_finite(store: Path, tmp_path: Path, complaint: Complain):
+    keys = ("train.z_loss", "train.epsilon", "model.rope_theta", "model.norm_epsilon", "model.init_scale")
+    keys += ("train.learning_rate", "train.beta1", "train.gradient_clip", "model.final_soft_cap", "log.peak_flops")
+    for value in ("inf", "nan"):
+        told = complaint(*arguments(store, tmp_path / "run", *(f"--config.{key}={value}" for key in keys)))
+        for key in keys:
+            assert f"config.{key}: must be " in told, key
+        assert told.count(f", not {value}") == len(keys)
+
+
 def test_names_that_are_no_text(store: Path, tmp_path: Path, complaint: Complain):
     told = complaint(*arguments(store, tmp_path / "run", "--config.train.weight_decay_exclude=(1, 2)"))
     assert "config.train.weight_decay_exclude: 1 is no part of a parameter's name; give texts" in told

@@ -23,7 +23,7 @@ def rate(n: int, **train) -> float:
     return float(learning_rate_schedule(config_with(**train))(n - 1))
 
 
-NEEDED = {"wsd": {"decay_steps": 200}}
+NEEDED = {"wsd": {"decay_steps": 200}, "power": {"decay_steps": 200}}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -75,7 +75,14 @@ def test_power_follows_the_number_of_tokens(n):
 
 
 def test_power_is_cut_at_the_peak():
-    assert rate(60, schedule="power", global_batch_size=64, learning_rate=1e-4) == pytest.approx(1e-4, rel=1e-6)
+    keys = {"schedule": "power", "global_batch_size": 64, "learning_rate": 1e-4}
+    assert rate(60, **keys, decay_steps=9) == pytest.approx(1e-4, rel=1e-6)
+
+
+def test_power_ends_at_the_ratio_of_where_its_decay_begins():
+    keys = {"schedule": "power", "global_batch_size": 64, "decay_steps": 200, "final_learning_rate_ratio": 0.2}
+    assert rate(800, **keys) < PEAK / 2
+    assert rate(N, **keys) == pytest.approx(0.2 * rate(800, **keys), rel=1e-6)
 
 
 def test_after_the_last_step_the_curve_stays_at_its_end():
@@ -89,13 +96,17 @@ def test_after_the_last_step_the_curve_stays_at_its_end():
     [
         ({"schedule": "cosin"}, "config.train.schedule: 'cosin' is not one of cosine, linear"),
         ({"schedule": "wsd"}, "config.train.decay_steps: wsd has no decay"),
+        ({"schedule": "power"}, "config.train.decay_steps: power has no decay; say how many of the last steps decay"),
         ({"schedule": "wsd", "decay_steps": 951}, "951 is not between 0 and the steps after the warm-up"),
         ({"schedule": "wsd", "decay_steps": 9, "decay_shape": "steep"}, "'steep' is not one of linear, cosine"),
         (
             {"schedule": "wsd", "decay_steps": 9, "decay_shape": "exponential", "final_learning_rate_ratio": 0.0},
             "an exponential decay never ends at 0",
         ),
-        ({"schedule": "power", "power_exponent": 0.5}, "config.train.power_exponent: must be at most 0, not 0.5"),
+        (
+            {"schedule": "power", "decay_steps": 9, "power_exponent": 0.5},
+            "config.train.power_exponent: must be at most 0, not 0.5",
+        ),
         ({"learning_rate": math.inf}, "config.train.learning_rate: must be above 0, not inf"),
         ({"warmup_steps": 1001}, "1001 is not between 0 and train.num_steps = 1000"),
     ],

@@ -23,8 +23,9 @@ examples:
   tlm profile --config=configs/quickstart.py --json > profile.json
 
 Overrides read --config.key=value. FLOPs count matmuls, two per multiply-add, the vocabulary projection included, at
-config.data.sequence_length; "causal" counts half of the attention matrix, "full attention" all of it. The JSON can be
-trained again with --config.profile.schedule=file --config.profile.layers=profile.json.
+config.data.sequence_length. Of attention, "causal" counts what the causal mask keeps, the half of a layer's matrix or
+the band of its window; "full attention" counts every key, or as many as the window has, for every token. The JSON can
+be trained again with --config.profile.schedule=file --config.profile.layers=profile.json.
 """
 
 

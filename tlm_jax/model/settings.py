@@ -66,7 +66,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         if value not in choices:
             problems.append(UserError(f"{value!r} is not one of {', '.join(choices)}", where=f"config.model.{key}"))
     for key in ("rope_theta", "norm_epsilon", "loss_chunk_tokens", "init_scale"):
-        if not m[key] > 0:
+        if not 0 < m[key] < math.inf:
             problems.append(UserError(f"must be above 0, not {m[key]}", where=f"config.model.{key}"))
     for key in ("attention_soft_cap", "final_soft_cap"):
         if not 0 <= m[key] < math.inf:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from tlm_jax.config import default_config
+from tlm_jax.config import unread_keys
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.train.adafactor import adafactor
 from tlm_jax.train.groups import add_weight_decay, check_groups, scale_by_group
@@ -66,20 +66,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
-def _unread(train: ConfigDict, choice: str, table: dict[str, Any]) -> list[UserError]:
-    """The keys that differ from their default although the chosen row of a table does not read them."""
-    chosen, defaults = train[choice], default_config().train
-    if chosen not in table:
-        return []
-    problems = []
-    for key in dict.fromkeys(key for row in table.values() for key in row.reads):
-        if key not in table[chosen].reads and train[key] != defaults[key]:
-            readers = " or ".join(name for name, row in table.items() if key in row.reads)
-            mend = f"leave it at {defaults[key]}, or take the {choice} {readers}"
-            problems.append(UserError(f"{chosen} does not read it", where=f"config.train.{key}", mend=mend))
-    return problems
-
-
 def check_optimizer(train: ConfigDict) -> list[UserError]:
     """The problems of `config.train`'s optimizer and learning-rate keys."""
     problems = []
@@ -94,14 +80,15 @@ def check_optimizer(train: ConfigDict) -> list[UserError]:
         if not (train[key] >= 0 and math.isfinite(train[key])):
             problems.append(UserError(f"must be at least 0, not {train[key]}", where=f"config.train.{key}"))
     for key in ("epsilon", "adafactor_decay_exponent", "adafactor_min_factored"):
-        if not train[key] > 0:
+        if not 0 < train[key] < math.inf:
             problems.append(UserError(f"must be above 0, not {train[key]}", where=f"config.train.{key}"))
     if train.muon_dtype not in ("auto", *MUON_DTYPES):
         what = f"{train.muon_dtype!r} is not one of auto, {', '.join(MUON_DTYPES)}"
         problems.append(UserError(what, where="config.train.muon_dtype"))
     problems += check_groups(train)
     problems += check_schedule(train)
-    return problems + _unread(train, "optimizer", OPTIMIZERS) + _unread(train, "schedule", SCHEDULES)
+    problems += unread_keys(train, "train", "optimizer", {name: row.reads for name, row in OPTIMIZERS.items()})
+    return problems + unread_keys(train, "train", "schedule", {name: row.reads for name, row in SCHEDULES.items()})
 
 
 def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

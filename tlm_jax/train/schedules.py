@@ -97,8 +97,8 @@ SCHEDULES: dict[str, Schedule] = {
     "inverse_sqrt": Schedule(_inverse_sqrt, ()),
     # The peak until step N - D, then down to r of it along decay_shape (Hu et al. 2024, arXiv 2404.06395).
     "wsd": Schedule(_wsd, ("final_learning_rate_ratio", "decay_steps", "decay_shape")),
-    # min(peak, B · a · tokens^b), a batch being B sequences and the tokens those of n steps, then down as wsd does
-    # (Shen et al. 2024, arXiv 2408.13359).
+    # min(peak, B · a · tokens^b), a batch being B sequences and the tokens those of n steps, until step N - D, then
+    # down along decay_shape to r of what it was there (Shen et al. 2024, arXiv 2408.13359).
     "power": Schedule(
         _power, ("final_learning_rate_ratio", "decay_steps", "decay_shape", "power_amplitude", "power_exponent")
     ),
@@ -134,10 +134,10 @@ def check_schedule(train: ConfigDict) -> list[UserError]:
         problem("warmup_steps", f"{train.warmup_steps} is not between 0 and train.num_steps = {train.num_steps}")
     elif not 0 <= train.decay_steps <= train.num_steps - train.warmup_steps:
         problem("decay_steps", f"{train.decay_steps} is not between 0 and the steps after the warm-up")
-    if train.schedule == "wsd" and train.decay_steps == 0:
-        problem(
-            "decay_steps", "wsd has no decay", "say how many of the last steps decay, or take the schedule constant"
-        )
+    if train.schedule in ("wsd", "power") and train.decay_steps == 0:
+        mend = "say how many of the last steps decay"
+        mend += ", or take the schedule constant" if train.schedule == "wsd" else ""
+        problem("decay_steps", f"{train.schedule} has no decay", mend)
     if train.decay_shape == "exponential" and not train.final_learning_rate_ratio:
         problem("final_learning_rate_ratio", "an exponential decay never ends at 0", "give a ratio above 0")
     if not (train.power_amplitude > 0 and math.isfinite(train.power_amplitude)):

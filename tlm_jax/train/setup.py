@@ -82,7 +82,7 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
     }
     for key, least in minimum.items():
         room, name = key.split(".")
-        if config[room][name] < least:
+        if not least <= config[room][name] < math.inf:
             problems.append(UserError(f"must be at least {least}, not {config[room][name]}", where=f"config.{key}"))
     if config.checkpoint.keep_best > 0 and not config.validation.every_steps:
         where, mend = "config.checkpoint.keep_best", "set config.validation.every_steps"
