@@ -52,6 +52,10 @@ def test_values_of_a_config_file_and_overrides(tmp_path, capsys):
         ["profile.d_model", "64", "[default", "768]"],
         ["profile.d_ff", "640", "[default", "2048]"],
     ]
+    assert main(["config", f"--config={path}", "--config.profile.d_model=64", "profile.d_"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == lines
+    assert main(["config", "profile.d_", f"--config={path}", "--config.profile.d_model=64", "more"]) == 2
+    assert "unknown argument 'more'" in capsys.readouterr().err
     assert main(["config"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(list(keys(default_config())))
 

@@ -39,13 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prints the keys and returns the exit code."""
+    words = [args.word] if args.word else []
+    words += [text for text in overrides if not text.startswith("-")]  # those after an option
+    overrides = [text for text in overrides if text.startswith("-")]
     if args.markdown:
-        reject_overrides([*overrides, *([args.word] if args.word else []), *(["--config"] if args.config else [])])
+        reject_overrides([*overrides, *words, *(["--config"] if args.config else [])])
         print(markdown(), end="")
         return EXIT_COMPLETE
     if not args.config:
         reject_overrides(overrides)
-    print(_text(load_config(args.config, overrides) if args.config else default_config(), args.word))
+    reject_overrides(words[1:])
+    word = words[0] if words else ""
+    print(_text(load_config(args.config, overrides) if args.config else default_config(), word))
     return EXIT_COMPLETE
 
 
