@@ -87,19 +87,22 @@ def write_error(error: OSError, output: Path) -> UserError:
 
 
 @contextmanager
-def only_one(workdir: Path) -> Iterator[None]:
+def only_one(workdir: Path, *, required: bool = False) -> Iterator[None]:
     """Keeps the directory to this process; for one host only. The lock goes with the process, however that ends.
 
     A file system without locks goes unguarded, and so does a directory that cannot be written: that is told where it
-    matters.
+    matters. Not so with `required`, for what must not go on beside another process.
 
     Raises:
-      UserError: another process holds it.
+      UserError: another process holds it; with `required`, it cannot be locked.
     """
+    mend = "make sure that no process is at work there, and remove by hand what is to go"
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         file = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
+    except OSError as error:
+        if required:
+            raise UserError(f"cannot be locked: {reason(error)}", where=str(workdir), mend=mend) from error
         yield
         return
     try:
@@ -107,8 +110,10 @@ def only_one(workdir: Path) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: a forked loader process inherits none
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                mend = "wait until it has ended, stop it, or give another --workdir"
-                raise UserError("another process is at work here", where=str(workdir), mend=mend) from error
+                stop = "wait until it has ended, stop it, or give another --workdir"
+                raise UserError("another process is at work here", where=str(workdir), mend=stop) from error
+            if required:
+                raise UserError(f"cannot be locked: {reason(error)}", where=str(workdir), mend=mend) from error
         yield
     finally:
         os.close(file)

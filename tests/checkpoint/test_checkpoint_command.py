@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 
+from tlm_jax import files
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.checkpoint import restore, retention
 from tlm_jax.checkpoint.layout import Metadata, complete_steps
@@ -193,17 +195,46 @@ with only_one(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_prune_leaves_a_run_alone_that_is_going_on(workdir: Path, capsys: pytest.CaptureFixture[str]):
+def test_prune_leaves_a_run_alone_that_is_going_on(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     argv = [sys.executable, "-c", HOLDER, str(workdir)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        for path in (workdir, workdir / "checkpoints"):
+        link, elsewhere = tmp_path / "link", tmp_path / "elsewhere"
+        link.symlink_to(workdir / "checkpoints")
+        for path in (workdir, workdir / "checkpoints", link):
             told = tell(capsys, "prune", path, "--keep-last=1", code=EXIT_BAD_INPUT)
             assert f"{workdir}: another process is at work here" in told
         tell(capsys, "prune", workdir, "--keep-last=1", "--dry-run")
+        (workdir / "checkpoints").rename(elsewhere)
+        (workdir / "checkpoints").symlink_to(elsewhere)
+        (workdir / "config.json").touch()
+        (workdir / "ckpt").symlink_to(elsewhere)
+        for path in (workdir, workdir / "checkpoints", workdir / "ckpt"):
+            told = tell(capsys, "prune", path, "--keep-last=1", code=EXIT_BAD_INPUT)
+            assert f"{workdir}: another process is at work here" in told
         holder.kill()
     assert complete_steps(workdir / "checkpoints") == list(LOSSES)
+
+
+@pytest.mark.parametrize("place", ["fcntl.lockf", "os.open"])
+def test_prune_refuses_where_it_cannot_lock(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: str
+):
+    unfinished = workdir / "checkpoints" / "8.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"tlm_jax.files.{place}", refuse)
+        told = tell(capsys, "prune", workdir, "--keep-last=1", code=EXIT_BAD_INPUT)
+        assert f"{workdir}: cannot be locked: No locks available (ENOLCK); make sure" in told
+        with files.only_one(workdir):
+            pass  # training goes on
+    assert complete_steps(workdir / "checkpoints") == list(LOSSES)
+    assert unfinished.exists()
 
 
 def test_convert_there_and_back(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tlm_jax.checkpoint.inventory import (
     INCOMPLETE,
     WEIGHTS_ONLY,
     Entry,
+    guarded_by,
     inventory,
     run_directory,
     to_remove,
@@ -131,8 +132,9 @@ def _verify(args: argparse.Namespace) -> None:
 def _prune(args: argparse.Namespace) -> None:
     _check_keeps(args)
     directory = run_directory(args.run)
-    workdir = directory.parent if directory.name == "checkpoints" else directory
-    with nullcontext() if args.dry_run else only_one(workdir):
+    with ExitStack() as locks:
+        for workdir in [] if args.dry_run else guarded_by(directory):
+            locks.enter_context(only_one(workdir, required=True))
         entries = inventory(directory)
         doomed = to_remove(
             entries,

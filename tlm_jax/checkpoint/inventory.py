@@ -57,6 +57,17 @@ def run_directory(run: str) -> Path:
     return below if below.is_dir() else path
 
 
+def guarded_by(directory: Path) -> list[Path]:
+    """The workdirs whose locks guard the step directories in `directory`, each without symbolic links.
+
+    `directory` may be a link to a checkpoints folder, or lie in a workdir as a link to where there is room; not every
+    workdir that links to it can be known.
+    """
+    places = (directory, directory.resolve())
+    named = [path.parent for path in places if path.name == "checkpoints" or (path.parent / "config.json").is_file()]
+    return list(dict.fromkeys(path.resolve() for path in named or [directory]))
+
+
 def inventory(directory: Path) -> list[Entry]:
     """Everything in `directory` that is or was to be a checkpoint, by step."""
     paths = [path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()]
