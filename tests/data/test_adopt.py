@@ -24,7 +24,7 @@ from tlm_jax.data.adopt import Adoption, adopt
 from tlm_jax.data.adopted_tokenizer import IdTokenizer, SeparatedTokenizer
 from tlm_jax.data.loader import train_loader
 from tlm_jax.data.packing import packing
-from tlm_jax.data.store import SPLITS, Borders, TokenStore, split_texts
+from tlm_jax.data.store import SPLITS, Borders, MemoryStore, TokenStore, split_texts
 from tlm_jax.data.tokenizer import ByteTokenizer, tokenizer_from_bytes
 from tlm_jax.data.windows import Windows
 from tlm_jax.errors import UserError
@@ -134,6 +134,11 @@ def test_documents_without_a_separator_are_as_the_index_says(tmp_path: Path) -> 
     assert found == sorted({*starts, *range(0, len(ids) - 1, 16)} - {len(ids) - 1})
     assert predicted == sorted({*range(len(ids))} - {*starts})
     assert len(predicted) == packing(store, "train", 16).targets
+    # Text that is evaluated with this tokenizer is cut as the store is.
+    tokenizer = store.tokenizer()
+    memory = MemoryStore([bytes(i % 128 for i in document).decode() for document in full], tokenizer)
+    assert memory.borders == store.borders
+    assert np.array_equal(memory.split("train").documents, store.split("train").documents)
 
 
 def test_documents_may_go_on_from_one_file_to_the_next(tmp_path: Path) -> None:
@@ -327,10 +332,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_tokenizers_of_adopted_stores_come_back_from_their_bytes() -> None:
-    for tokenizer in (SeparatedTokenizer(ByteTokenizer(), 10), IdTokenizer(300, 7), IdTokenizer(300, None)):
+    for tokenizer in (
+        *(SeparatedTokenizer(ByteTokenizer(), i) for i in (10, None)),
+        IdTokenizer(300, 7),
+        IdTokenizer(300, None),
+    ):
         again = tokenizer_from_bytes(tokenizer.kind, tokenizer.to_bytes())
         assert again.hash == tokenizer.hash
-        for name in ("kind", "vocab_size", "bos_id", "eos_id", "pad_id"):
+        for name in ("kind", "vocab_size", "bos_id", "eos_id", "pad_id", "marks_documents"):
             assert getattr(again, name) == getattr(tokenizer, name)
     for kind, data in (("ids", b"{}"), ("separated", b"x"), ("separated", b'{"kind":"byte","data":"=","separator":1}')):
         with pytest.raises(UserError, match=f"tokenizer: defines no tokenizer of kind '{kind}'"):

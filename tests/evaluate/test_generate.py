@@ -13,6 +13,7 @@ import pytest
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.config import default_config
+from tlm_jax.data.adopted_tokenizer import IdTokenizer, SeparatedTokenizer
 from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import UserError
 from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
@@ -258,6 +259,18 @@ def test_a_stop_string_ends_a_completion_and_its_batch(monkeypatch):
 
 def test_one_new_token():
     assert stream(make_generator(max_new_tokens=1)).tolist() == [[uncached_greedy(p, 1)[0]] for p in ENCODED]
+
+
+@pytest.mark.parametrize("tokenizer", [IdTokenizer(260, None), SeparatedTokenizer(TOKENIZER, None)])
+def test_no_id_begins_where_none_began_in_training(tokenizer):
+    assert encode_prompts(["7"], tokenizer, 1, 8) == [tokenizer.encode("7")]
+    with pytest.raises(UserError, match=r"^prompt 2: empty, and no id begins a document in the run's data; give text"):
+        encode_prompts(["7", ""], tokenizer, 1, 8)
+    sampling = {"batch_size": 2, "prompt_tokens": 4, "max_new_tokens": 40}
+    generator = Generator(MODEL, PARAMETERS, tokenizer, Sampling(temperature=50.0), **sampling)
+    generated = stream(generator, [[1, 2], [3]])
+    assert not np.isin(generated, [tokenizer.bos_id, tokenizer.pad_id]).any()
+    assert generated.max() < tokenizer.vocab_size
 
 
 def test_prompts_begin_a_document_and_must_fit():

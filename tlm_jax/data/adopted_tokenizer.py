@@ -13,19 +13,20 @@ from tlm_jax.errors import UserError
 
 
 class SeparatedTokenizer(Tokenizer):
-    """A tokenizer of which one id, the separator, serves as begin and as end of a document.
+    """A tokenizer of which one id, the separator, serves as begin and as end of a document, or none does.
 
     Args:
       inner: encodes and decodes.
-      separator: the id; it stands for no text.
+      separator: the id; it stands for no text. None: documents are not marked.
     """
 
     kind = "separated"
 
-    def __init__(self, inner: Tokenizer, separator: int) -> None:
-        self._inner = inner
+    def __init__(self, inner: Tokenizer, separator: int | None) -> None:
+        self._inner, self._separator = inner, separator
+        self.marks_documents = separator is not None
         self.vocab_size = inner.vocab_size
-        self.bos_id = self.eos_id = separator
+        self.bos_id, self.eos_id = (inner.bos_id, inner.eos_id) if separator is None else (separator, separator)
         self.pad_id = inner.pad_id
         self.prefix, self.unicode_form = inner.prefix, inner.unicode_form
 
@@ -33,14 +34,14 @@ class SeparatedTokenizer(Tokenizer):
         return self._inner.encode_array(text)
 
     def id_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id == self.eos_id else self._inner.id_bytes(token_id)
+        return b"" if token_id == self._separator else self._inner.id_bytes(token_id)
 
     def special_name(self, token_id: int) -> str:
         return self._inner.special_name(token_id)
 
     def to_bytes(self) -> bytes:
         inner = base64.b64encode(self._inner.to_bytes()).decode()
-        return json.dumps({"kind": self._inner.kind, "separator": self.eos_id, "data": inner}).encode()
+        return json.dumps({"kind": self._inner.kind, "separator": self._separator, "data": inner}).encode()
 
 
 class IdTokenizer(Tokenizer):
@@ -48,13 +49,14 @@ class IdTokenizer(Tokenizer):
 
     Args:
       num_ids: ids are in [0, num_ids).
-      separator: the id between documents; None: there is none, and one more id is made to begin, end and pad with.
+      separator: the id between documents; None: there is none, and one more id is made to pad with.
     """
 
     kind = "ids"
 
     def __init__(self, num_ids: int, separator: int | None) -> None:
         self._num_ids, self._separator = num_ids, separator
+        self.marks_documents = separator is not None
         self.vocab_size = num_ids + (separator is None)
         self.bos_id = self.eos_id = self.pad_id = num_ids if separator is None else separator
 
@@ -80,8 +82,9 @@ class IdTokenizer(Tokenizer):
 
 
 def tokenizer_with_separator(tokenizer: Tokenizer, separator: int | None) -> Tokenizer:
-    """Returns the tokenizer itself where documents already begin and end with the separator, or where there is none."""
-    if separator is None or tokenizer.bos_id == tokenizer.eos_id == separator:
+    """Returns the tokenizer itself where its documents already begin and end with the separator, or with none."""
+    marks = {tokenizer.bos_id, tokenizer.eos_id} if tokenizer.marks_documents else {None}
+    if marks == {separator}:
         return tokenizer
     return SeparatedTokenizer(tokenizer, separator)
 

@@ -225,9 +225,6 @@ class TokenStore:
     @property
     def borders(self) -> Borders:
         """How documents are told apart."""
-        if "adopted" in self.manifest:
-            separator = self.manifest["adopted"]["separator"]
-            return Borders(separator, start_is_target=separator is not None)
         return borders_of(self.tokenizer())
 
     @property
@@ -314,9 +311,10 @@ class MemoryStore:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 (hex) of tokenizer and tokens."""
-        tokens = self._split.read(0, self._split.num_tokens)
-        return hashlib.sha256(self._tokenizer.hash.encode() + tokens.tobytes()).hexdigest()
+        """The sha256 (hex) of tokenizer and tokens, and of the documents' borders where no token tells them."""
+        tokens = self._split.read(0, self._split.num_tokens).tobytes()
+        borders = b"" if self._tokenizer.marks_documents else self._split.documents.tobytes()
+        return hashlib.sha256(self._tokenizer.hash.encode() + tokens + borders).hexdigest()
 
 
 class Documents(Protocol):
@@ -339,15 +337,20 @@ def split_texts(split: Documents, tokenizer: Tokenizer) -> Iterator[str]:
 def document_tokens(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Returns a document as a store holds it, int32: begin, text, end.
 
-    Where one id is both begin and end it stands between documents once, as the next one's begin: [begin, text].
+    Where one id is both begin and end it stands between documents once, as the next one's begin: [begin, text]. Where
+    the tokenizer marks no documents: [text].
     """
     ids = tokenizer.encode_array(text)
+    if not tokenizer.marks_documents:
+        return ids
     end = [] if tokenizer.eos_id == tokenizer.bos_id else [tokenizer.eos_id]
     return np.concatenate([np.array([tokenizer.bos_id], np.int32), ids, np.array(end, np.int32)])
 
 
 def borders_of(tokenizer: Tokenizer) -> Borders:
     """How documents that `document_tokens` made are told apart."""
+    if not tokenizer.marks_documents:
+        return Borders(None, start_is_target=False)
     return Borders(tokenizer.bos_id, start_is_target=tokenizer.bos_id == tokenizer.eos_id)
 
 

@@ -46,7 +46,10 @@ class Tokenizer(ABC):
     Attributes:
       kind: name under which `tokenizer_from_bytes` finds the class again.
       vocab_size: number of ids; every id is in [0, vocab_size).
-      bos_id, eos_id, pad_id: three different ids that `encode` never returns.
+      bos_id, eos_id, pad_id: what begins and ends a document and fills a window. They are three different ids that
+        `encode` never returns; only those of adopted stores may be one id, and one that a text can name.
+      marks_documents: whether documents begin with bos_id (and end with eos_id, if that is another); if not, a store's
+        offsets tell them apart, and no prompt begins with bos_id.
       unicode_form: "NFC", "NFKC", "NFD" or "NFKD" if the tokenizer brings text into that form; else "".
       prefix: what it puts before every text, b" " or nothing.
     """
@@ -56,6 +59,7 @@ class Tokenizer(ABC):
     bos_id: int
     eos_id: int
     pad_id: int
+    marks_documents: bool = True
     unicode_form: str = ""
     prefix: bytes = b""
 

@@ -59,7 +59,8 @@ class Generator:
         self.batch_size, self._max_new_tokens = batch_size, max_new_tokens
         self._prompt_slots = -(-prompt_tokens // block) * block
         drawable_V = np.arange(model.profile.vocab_size) < tokenizer.vocab_size
-        drawable_V[sorted({tokenizer.bos_id, tokenizer.pad_id} - {tokenizer.eos_id})] = False
+        ends = {tokenizer.eos_id} if tokenizer.marks_documents else set()
+        drawable_V[sorted({tokenizer.bos_id, tokenizer.pad_id} - ends)] = False
         self._drawable_V = drawable_V
         self.prefill = jax.jit(self._prefill)
         self.decode = jax.jit(self._decode, donate_argnums=1)
@@ -145,21 +146,25 @@ class Generator:
 def encode_prompts(
     prompts: Sequence[str], tokenizer: Tokenizer, max_new_tokens: int, context_length: int
 ) -> list[list[int]]:
-    """The tokens of each prompt, after begin-of-document. An empty prompt begins a document.
+    """The tokens of each prompt, after begin-of-document if documents have one. An empty prompt begins a document.
 
     Args:
       context_length: tokens the model was trained to see, T.
 
     Raises:
-      UserError: a prompt and its new tokens are longer than the context, or a prompt is no UTF-8; every such prompt.
+      UserError: a prompt and its new tokens are longer than the context, a prompt is no UTF-8, or it is empty and no id
+        begins documents; every such prompt.
     """
     encoded, problems = [], []
     for number, prompt in enumerate(prompts, 1):
         try:
-            tokens = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+            tokens = [*([tokenizer.bos_id] if tokenizer.marks_documents else []), *tokenizer.encode(prompt)]
         except UnicodeEncodeError:
             problems.append(UserError("not valid UTF-8", where=f"prompt {number}"))
             continue
+        if not tokens:
+            what, mend = "empty, and no id begins a document in the run's data", "give text to go on from"
+            problems.append(UserError(what, where=f"prompt {number}", mend=mend))
         if len(tokens) + max_new_tokens > context_length:
             problems.append(
                 UserError(
@@ -192,7 +197,9 @@ def complete(
       prompts: token ids, begin-of-document included, none longer than the generator's `prompt_tokens`.
       on_text: called with a prompt's index and each new piece of its text as soon as that is certain.
     """
-    completions = [Completion(tokenizer, stop, at_start=len(prompt) <= 1) for prompt in prompts]
+    completions = [
+        Completion(tokenizer, stop, at_start=tokenizer.marks_documents and len(prompt) == 1) for prompt in prompts
+    ]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed, impl="threefry2x32"), np.arange(len(prompts)))
 
     def say(index: int, text: str) -> None:
