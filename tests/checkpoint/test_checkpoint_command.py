@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ import pytest
 from tlm_jax import files
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.checkpoint import restore, retention
-from tlm_jax.checkpoint.layout import Metadata, complete_steps
+from tlm_jax.checkpoint.inventory import inventory
+from tlm_jax.checkpoint.layout import Metadata, complete_steps, remove_checkpoint
 from tlm_jax.checkpoint.manager import CheckpointManager
 from tlm_jax.cli import main
 from tlm_jax.config import default_config, to_json
@@ -68,12 +72,12 @@ def workdir(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "run"))
 
 
-def tell(capsys: pytest.CaptureFixture[str], *argv: object, code: int = EXIT_COMPLETE) -> str:
-    """What the command says: on standard output, or its one line of error."""
+def tell(capsys: pytest.CaptureFixture[str], *argv: object, code: int = EXIT_COMPLETE, lines: int = 1) -> str:
+    """What the command says: on standard output, or its one line of error, where it has told nothing before."""
     assert main(["checkpoint", *map(str, argv)]) == code
     out, error = capsys.readouterr()
     if code:
-        assert error.count("\n") == 1
+        assert error.count("\n") == lines
         return error
     return out
 
@@ -145,6 +149,64 @@ def test_verify_misses_and_finds_arrays_by_the_saved_checksums(workdir: Path, ca
     assert main(["checkpoint", "verify", str(workdir), "--step=7", "--json"]) == EXIT_BAD_INPUT
     (result,) = json.loads(capsys.readouterr().out)
     assert sorted(result["damaged"]) == ["params.bias", "params.final_norm.scale", "step"]
+
+
+def test_verify_tells_what_training_removed_from_damage(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint goes away when its arrays are about to be read."""
+    load = restore._load
+
+    def load_late(path: Path, items: dict[str, Any]) -> dict[str, Any]:
+        if path.name in ("2", "7") and path.exists():
+            remove_checkpoint(path)
+        return load(path, items)
+
+    monkeypatch.setattr(restore, "_load", load_late)
+    told = tell(capsys, "verify", workdir, "--step=2", code=EXIT_BAD_INPUT, lines=2).splitlines()
+    assert told[0] == "step 2: removed while it was being read"
+    assert "checkpoints/2: the checkpoint was removed while it was being read; give the command again" in told[1]
+    told = tell(capsys, "verify", workdir)
+    assert told.splitlines() == [f"step {step}: as it was saved" for step in (4, 5, 6)]
+
+
+def test_what_vanishes_while_it_is_listed_is_left_out(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A save becomes complete and another step is removed, at each moment in turn."""
+    before, after = {"8": "complete", "9.orbax-checkpoint-tmp": "incomplete"}, {"9": "complete"}
+    for moment in itertools.count():
+        directory = tmp_path / str(moment)
+        for name in before:
+            (directory / name / "params").mkdir(parents=True)
+            (directory / name / "params" / "array").touch()
+            for part in ("_CHECKPOINT_METADATA", "metadata"):
+                source, target = template / "checkpoints" / "4" / part, directory / name / part
+                (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+        with monkeypatch.context() as patched:
+            changes = Interruption(patched, moment, directory)
+            found = {entry.path.name: entry.state for entry in inventory(directory)}
+        if not changes.made:
+            assert found == before
+            assert moment > 20
+            break
+        assert found.items() <= (before | after).items(), "what is being removed is no damage"
+        assert not found.keys().isdisjoint({"9", "9.orbax-checkpoint-tmp"}), "what was completed meanwhile is missing"
+
+
+class Interruption:
+    """Changes a directory at the n-th look of the program at the file system."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, moment: int, directory: Path) -> None:
+        self.made, self._left, self._directory = False, moment, directory
+        for name in ("stat", "scandir", "listdir"):
+            patched.setattr(os, name, partial(self._look, getattr(os, name)))
+
+    def _look(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._left:
+            self._left, self.made = -1, True
+            (self._directory / "9.orbax-checkpoint-tmp").rename(self._directory / "9")
+            remove_checkpoint(self._directory / "8")
+        self._left -= 1
+        return call(*args, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -69,29 +71,44 @@ def guarded_by(directory: Path) -> list[Path]:
 
 
 def inventory(directory: Path) -> list[Entry]:
-    """Everything in `directory` that is or was to be a checkpoint, by step."""
-    paths = [path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()]
-    return sorted(
-        (_entry(path) for path in [*paths, *layout.leftovers(directory)]), key=lambda e: (e.step, e.path.name)
-    )
+    """Everything in `directory` that is or was to be a checkpoint, by step; what vanishes meanwhile is left out."""
+    # Unfinished ones first: one that is completed now, and so renamed, is found under its new name.
+    found = [_entry(path) for path in layout.leftovers(directory)]
+    found += [_entry(path) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir()]
+    return sorted((entry for entry in found if entry), key=lambda entry: (entry.step, entry.path.name))
 
 
-def _entry(path: Path) -> Entry:
-    files = [file.stat() for file in path.rglob("*") if file.is_file()]
-    changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=path.stat().st_mtime)).astimezone()
+def _entry(path: Path) -> Entry | None:
+    """None: it has been renamed or removed while it was being read."""
+    files, own = _stats(path)
+    if own is None:
+        return None
+    changed = datetime.fromtimestamp(max((file.st_mtime for file in files), default=own.st_mtime)).astimezone()
     entry = Entry(path, int(path.name.split(".", 1)[0]), INCOMPLETE, changed, sum(file.st_size for file in files))
     if not layout.is_complete(path):
-        return entry
+        return entry if path.exists() else None
     try:
         metadata, description = layout.read_step_metadata(path), layout.read_json(path, layout.METADATA)
     except UserError:
-        return dataclasses.replace(entry, state=DAMAGED)
+        return dataclasses.replace(entry, state=DAMAGED) if path.exists() else None
     return dataclasses.replace(
         entry,
         state=WEIGHTS_ONLY if layout.WEIGHTS_ONLY in metadata.extra else COMPLETE,
         permanent=bool(description.get(layout.PERMANENT, True)),
         metrics=description.get(layout.METRICS, {}),
     )
+
+
+def _stats(path: Path) -> tuple[list[os.stat_result], os.stat_result | None]:
+    """Of the files below a directory and of itself, as far as they still exist: a training may be at work on it."""
+    files = []
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                files.append(os.stat(os.path.join(folder, name)))
+    with suppress(FileNotFoundError):
+        return files, path.stat()
+    return files, None
 
 
 def to_remove(entries: Sequence[Entry], *, keep_last: int, keep_every: int, keep_best: int, metric: str) -> list[Entry]:

@@ -149,7 +149,7 @@ def damaged_arrays(path: Path) -> list[str]:
     """Reads every array of the step directory `path`, a part at a time, and names those that are not what was saved.
 
     Raises:
-      UserError: what describes the arrays is damaged.
+      UserError: what describes the arrays is damaged, or the checkpoint is removed meanwhile.
     """
     trees = {item: _stored_tree(path, item) for item in _stored_items(path)}
     stored, structure = items_by_name(trees), jax.tree.structure(trees)
@@ -161,6 +161,8 @@ def damaged_arrays(path: Path) -> list[str]:
         try:
             _load(path, jax.tree.unflatten(structure, part))
         except UserError:
+            if not path.exists():
+                raise
             return list(names) if len(names) == 1 else [name for one in names for name in differ([one])]
         return []
 
