@@ -16,7 +16,7 @@ from tlm_jax.config import default_config
 from tlm_jax.data.adopted_tokenizer import IdTokenizer, SeparatedTokenizer
 from tlm_jax.data.tokenizer import ByteTokenizer
 from tlm_jax.errors import UserError
-from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
+from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.model.decoder import init_cache
 from tlm_jax.model.functional import FunctionalDecoder
@@ -271,6 +271,17 @@ def test_no_id_begins_where_none_began_in_training(tokenizer):
     generated = stream(generator, [[1, 2], [3]])
     assert not np.isin(generated, [tokenizer.bos_id, tokenizer.pad_id]).any()
     assert generated.max() < tokenizer.vocab_size
+
+
+def test_prompts_that_no_kernel_takes_are_told():
+    profile = with_all((0, 128, 0))
+    settings = make_model(profile, document_mask=False).settings
+    check_prefill(profile, settings, 4096)
+    gpu = dataclasses.replace(settings, platform="gpu", compute_dtype="bfloat16")
+    check_prefill(profile, gpu, 128)
+    message = r"^prompts of up to 256 tokens, padding included: no .*; cudnn has no segments; pallas has no win"
+    with pytest.raises(UserError, match=message):
+        check_prefill(profile, gpu, 129)
 
 
 def test_prompts_begin_a_document_and_must_fit():

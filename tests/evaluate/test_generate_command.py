@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from tlm_jax import cli
 from tlm_jax.data.tokenizer import ByteTokenizer
+from tlm_jax.evaluate import eval_command, generate_command
 
 
 def generate(*arguments):
@@ -72,6 +74,22 @@ def test_plain_prompts_one_a_line_and_a_json_list(run, capsys, tmp_path):
         == 0
     )
     assert [record["prompt"] for record in json.loads(output.read_text())] == ["one", "two"]
+
+
+@pytest.mark.parametrize("command", [generate_command, eval_command])
+def test_no_kernel_is_told_before_weights_are_loaded(run, capsys, monkeypatch, command):
+    read = command.read_checkpoint
+
+    def on_a_gpu(*arguments):
+        source = read(*arguments)
+        settings = dataclasses.replace(source.settings, platform="gpu", attention_soft_cap=5.0)
+        return dataclasses.replace(source, settings=settings)
+
+    monkeypatch.setattr(command, "read_checkpoint", on_a_gpu)
+    monkeypatch.setattr(command, "load_model", lambda *_, **__: pytest.fail("weights were loaded"))
+    name = command.__name__.split(".")[-1].removesuffix("_command")
+    assert cli.main([name, f"--checkpoint={run.workdir}"]) == 2
+    assert "pallas has no soft_cap" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line(run, capsys, tmp_path):

@@ -21,6 +21,7 @@ from tlm_jax.evaluate.baselines import gzip_bits_per_byte, smoothed_bigram_bits_
 from tlm_jax.evaluate.perplexity import held_out_metrics
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.files import write_result
+from tlm_jax.model.attention import check_kernels
 from tlm_jax.parallel.devices import use_compilation_cache
 from tlm_jax.progress import ProgressBar
 from tlm_jax.train.setup import validation_batch_size
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     store = _open_data(args, source)
     batch_size = _batch_size(args.batch_size, source)
     sequence_length = source.config.data.sequence_length
+    check_kernels(source.profile, source.settings, source.settings.document_mask, sequence_length)
     rounded = f", weights rounded to {source.parameters_dtype}" if source.parameters_dtype != "float32" else ""
     print(f"evaluating {source.path} on {store.name}{rounded}", file=sys.stderr)
     use_compilation_cache()

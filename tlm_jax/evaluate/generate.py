@@ -15,18 +15,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tlm_jax.capacity.profile import Profile
 from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.sampling import Sampling, sample
+from tlm_jax.model.attention import check_kernels
 from tlm_jax.model.decoder import init_cache
 from tlm_jax.model.functional import FunctionalDecoder, Parameters
+from tlm_jax.model.settings import ModelSettings
 
 # Prompt slots come in steps of this: few shapes to compile, and lengths that the accelerators' attention kernels take.
 PROMPT_BLOCK = {"cpu": 16}
 ACCELERATOR_PROMPT_BLOCK = 128
 
 State = dict[str, Any]
+
+
+def prompt_slots(prompt_tokens: int, platform: str) -> int:
+    """P for prompts of up to so many tokens."""
+    block = PROMPT_BLOCK.get(platform, ACCELERATOR_PROMPT_BLOCK)
+    return -(-prompt_tokens // block) * block
+
+
+def check_prefill(profile: Profile, settings: ModelSettings, prompt_tokens: int) -> None:
+    """Finds out before weights are loaded whether prompts can be attended to: padding makes segments of them.
+
+    Raises:
+      UserError: no attention kernel of the platform serves a layer.
+    """
+    slots = prompt_slots(prompt_tokens, settings.platform)
+    try:
+        check_kernels(profile, settings, with_segments=True, length=slots)
+    except UserError as error:
+        mend = "give prompts no longer than the layers' windows, or generate on the CPU (JAX_PLATFORMS=cpu)"
+        raise UserError(error.what, where=f"prompts of up to {slots} tokens, padding included", mend=mend) from error
 
 
 class Generator:
@@ -53,11 +76,10 @@ class Generator:
         prompt_tokens: int,
         max_new_tokens: int,
     ) -> None:
-        block = PROMPT_BLOCK.get(model.settings.platform, ACCELERATOR_PROMPT_BLOCK)
         self._model, self._parameters, self._sampling = model, parameters, sampling
         self._tokenizer = tokenizer
         self.batch_size, self._max_new_tokens = batch_size, max_new_tokens
-        self._prompt_slots = -(-prompt_tokens // block) * block
+        self._prompt_slots = prompt_slots(prompt_tokens, model.settings.platform)
         drawable_V = np.arange(model.profile.vocab_size) < tokenizer.vocab_size
         ends = {tokenizer.eos_id} if tokenizer.marks_documents else set()
         drawable_V[sorted({tokenizer.bos_id, tokenizer.pad_id} - ends)] = False

@@ -15,7 +15,7 @@ from tlm_jax.checkpoint.layout import WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
-from tlm_jax.evaluate.generate import Generator, complete, encode_prompts
+from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import reason, write_result
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     context_length = source.config.data.sequence_length
     encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens or 1, context_length)
     new_tokens = args.max_new_tokens or min(64, context_length - max(map(len, encoded)))
+    check_prefill(source.profile, source.settings, max(map(len, encoded)))
     use_compilation_cache()
     model, parameters, mesh = load_model(source, axis="data", weights=args.weights)
     devices = mesh.size

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model import attention_kernels, remat
 from tlm_jax.model.layers import RMSNorm, parameter
@@ -86,6 +87,16 @@ def attention_features(shape: LayerShape, settings: ModelSettings, with_segments
         "soft_cap": settings.attention_soft_cap > 0,
     }
     return {feature for feature, is_needed in needed.items() if is_needed}
+
+
+def check_kernels(profile: Profile, settings: ModelSettings, with_segments: bool, length: int) -> None:
+    """Finds out before anything is allocated whether every layer has an attention kernel at a sequence length.
+
+    Raises:
+      UserError: one has none.
+    """
+    for features in {frozenset(attention_features(s, settings, with_segments, length)) for s in set(profile.layers)}:
+        attention_kernels.choose(settings.platform, features, length, settings.attention)
 
 
 class Attention(nnx.Module):

@@ -19,10 +19,9 @@ from tlm_jax.checkpoint.manager import check_checkpoint_keys
 from tlm_jax.data.mixture import Mixture, open_data
 from tlm_jax.data.store import TokenStore
 from tlm_jax.errors import UserError, raise_together
-from tlm_jax.model import attention_kernels
-from tlm_jax.model.attention import attention_features
+from tlm_jax.model.attention import check_kernels
 from tlm_jax.model.functional import FunctionalDecoder
-from tlm_jax.model.settings import ModelSettings, settings_from_config
+from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
 from tlm_jax.train.groups import check_names
@@ -54,13 +53,6 @@ def _try(problems: list[UserError], build: Callable[[], T]) -> T | None:
     except UserError as problem:
         problems.append(problem)
         return None
-
-
-def _check_attention(config: ConfigDict, profile: Profile, settings: ModelSettings) -> None:
-    length = config.data.sequence_length
-    shapes = set(profile.layers)
-    for features in {frozenset(attention_features(s, settings, settings.document_mask, length)) for s in shapes}:
-        attention_kernels.choose(settings.platform, features, length, config.model.attention)
 
 
 def _check_counts(config: ConfigDict) -> list[UserError]:
@@ -214,7 +206,7 @@ def build(config: ConfigDict) -> Setup:
         if profile is not None:
             problems += _check_divisibility(config, profile, mesh)
     if profile is not None and settings is not None:
-        _try(problems, lambda: _check_attention(config, profile, settings))
+        _try(problems, lambda: check_kernels(profile, settings, settings.document_mask, config.data.sequence_length))
         model = FunctionalDecoder(profile, settings)
         if optimizer is not None:
             problems += check_names(config.train, parameter_names(model.abstract_parameters))
