@@ -122,6 +122,33 @@ def test_a_save_on_its_way_counts(tmp_path: Path, manager_at: Manager, monkeypat
         monkeypatch.undo()
 
 
+def test_only_what_was_measured_on_the_same_is_compared(tmp_path: Path, manager_at: Manager):
+    directory, ema = tmp_path / "checkpoints", {"weights": "ema", "num_windows": 0}
+    with manager_at(directory, keep_last=1, keep_best=1, measured_on={"weights": "params"}) as manager:
+        save_all(manager, {1: 1.0, 2: 0.5, 3: 2.0})
+    assert find_checkpoint(tmp_path, "best").name == "2"
+    with manager_at(directory, keep_last=1, keep_best=1, measured_on=ema) as manager:
+        assert manager.due_by_metric(measured(9.0)), "the first of its kind"
+        save_all(manager, {4: 9.0, 5: 7.0, 6: 8.0})
+        assert not manager.due_by_metric(measured(7.5))
+        manager.save(7, STATE, {}, force=True)
+        manager.wait()
+        assert manager.steps() == [2, 5, 7], "the best of each kind, and the newest"
+    assert find_checkpoint(tmp_path, "best").name == "5", "of the kind that was measured last"
+    with manager_at(directory, keep_last=1, keep_best=1, measured_on=ema) as resumed:
+        assert not resumed.due_by_metric(measured(7.5))
+        assert resumed.due_by_metric(measured(6.5))
+
+
+def test_the_weights_of_the_best_are_those_that_were_measured(tmp_path: Path, manager_at: Manager):
+    with manager_at(tmp_path, measured_on={"weights": "ema"}) as manager:
+        save_all(manager, {1: 1.0})
+    path = tmp_path / "1"
+    assert retention.weights_to_read(path, "best", None) == "ema"
+    assert retention.weights_to_read(path, "best", "params") == "params"
+    assert retention.weights_to_read(path, None, None) == retention.weights_to_read(path, 1, None) == "params"
+
+
 def test_best_in_the_place_of_a_step(tmp_path: Path, manager_at: Manager):
     with manager_at(tmp_path / "checkpoints", keep_last=9) as manager:
         save_all(manager, {1: 2.0, 2: math.nan})

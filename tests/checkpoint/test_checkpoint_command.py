@@ -58,6 +58,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decoder, config = model("auto"), default_config()
     metadata = Metadata(to_json(config), decoder.profile.to_json(), "byte", b"", {"layer_stacking": "auto"})
     policy = {"every_steps": 4, "every_seconds": 0.0, "keep_last": 9, "timeout_seconds": 60.0}
+    policy["measured_on"] = {"weights": "ema"}
     saved = state("auto")
     with CheckpointManager(workdir / "checkpoints", metadata=metadata, **policy) as manager:
         for step, loss in LOSSES.items():
@@ -105,6 +106,20 @@ def test_list(workdir: Path, capsys: pytest.CaptureFixture[str]):
     assert best["metrics"] == {"validation/loss": 2.0, "validation/perplexity": 1.0, "validation/bits_per_byte": 1.0}
     assert [entry["best"] for entry in entries].count(True) == 1
     assert entries[2]["metrics"]["validation/loss"] is None
+
+
+def test_list_tells_what_cannot_be_compared(workdir: Path, capsys: pytest.CaptureFixture[str]):
+    """The lowest of all was measured on other weights, and is not the best."""
+    file = workdir / "checkpoints" / "4" / "metadata" / "data.json"
+    values = json.loads(file.read_text())
+    values["measured_on"] = {"weights": "params"}
+    file.write_text(json.dumps(values))
+    lines = tell(capsys, "list", workdir).splitlines()[1:]
+    ends = ["", "permanent, measured otherwise", "", "best", ""]
+    for line, value, end in zip(lines, ["3.0000", "2.0000", "complete", "2.5000", "complete"], ends, strict=True):
+        assert line.rstrip().endswith(f"{value}  {end}".rstrip()), line
+    tell(capsys, "prune", workdir, "--keep-best=1")
+    assert complete_steps(workdir / "checkpoints") == [4, 6, 7]
 
 
 def change_a_bit_of(array: np.ndarray, directory: Path) -> None:
@@ -346,7 +361,10 @@ def test_an_export_holds_the_weights_alone(workdir: Path, tmp_path: Path, capsys
     blocked = tmp_path / "file"
     blocked.touch()
     assert str(blocked) in tell(capsys, "export", workdir, f"--output={blocked}", code=EXIT_BAD_INPUT)
-    tell(capsys, "export", workdir, f"--output={tmp_path / 'ema'}", "--weights=ema")
+    told = tell(capsys, "export", workdir, f"--output={tmp_path / 'ema'}", "--step=best")
+    assert told.startswith("step 4 (moving average of the weights) in ")
+    told = tell(capsys, "export", tmp_path / "ema", f"--output={tmp_path / 'again'}", "--step=best")
+    assert told.startswith("step 4 in "), "an export has but one kind of weights"
     average = restore.restore_parameters(tmp_path / "ema", abstract["params"])
     jax.tree.map(np.testing.assert_array_equal, average, state("auto")["ema"])
     assert restore.read_metadata(tmp_path / "ema").extra["weights_only"] == "ema"

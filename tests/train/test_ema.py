@@ -56,7 +56,7 @@ def test_validation_evaluation_and_generation_take_it(store: Path, tmp_path: Pat
     assert loop.train(setup, tmp_path / "run", "") == EXIT_COMPLETE
     saved, _ = saved_state(setup, tmp_path / "run")
     for weights, group in (("ema", "ema"), ("params", "params")):
-        _, parameters, _ = load_model(read_checkpoint(tmp_path / "run"), "fsdp", weights)
+        _, parameters, _ = load_model(read_checkpoint(tmp_path / "run", weights=weights), "fsdp")
         np.testing.assert_array_equal(parameters["embedding"], saved[f"['{group}']['embedding']"])
     validation = read_records(tmp_path / "run" / "metrics.jsonl")[-1]["validation"]
     found = {}
@@ -67,6 +67,10 @@ def test_validation_evaluation_and_generation_take_it(store: Path, tmp_path: Pat
         argv = ["generate", f"--checkpoint={tmp_path / 'run'}", f"--weights={weights}", "--max-new-tokens=4"]
         assert main(argv) == EXIT_COMPLETE
         capsys.readouterr()
+    assert main(["eval", f"--checkpoint={tmp_path / 'run'}", "--step=best"]) == EXIT_COMPLETE
+    out, error = capsys.readouterr()
+    assert out == found["ema"], "the best by one set of weights is evaluated with another"
+    assert "12, the moving average of its weights on" in error
     assert found["ema"].splitlines()[1] != found["params"].splitlines()[1]
     again = setup_for(store, keys[0], "--config.train.num_steps=12")
     assert loop.train(again, tmp_path / "again", "") == EXIT_COMPLETE

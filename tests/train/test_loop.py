@@ -14,8 +14,10 @@ import pytest
 from jax._src.array import ArrayImpl
 from whole_run import computed_records, setup_for
 
+from tlm_jax.checkpoint.inventory import inventory
 from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.checkpoint.restore import find_checkpoint
+from tlm_jax.data.store import TokenStore
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 from tlm_jax.train import loop
 from tlm_jax.train import metrics as metrics_module
@@ -196,5 +198,8 @@ def test_the_best_validation_is_saved_and_stays(store: Path, tmp_path: Path, mon
     assert loop.train(setup_for(store, *keys, "--config.checkpoint.keep_best=1"), tmp_path, "") == EXIT_COMPLETE
     assert complete_steps(tmp_path / "checkpoints") == [4, 12]
     assert find_checkpoint(tmp_path, "best").name == "4"
+    for entry in inventory(tmp_path / "checkpoints"):
+        fingerprint = TokenStore.open(str(store)).fingerprint
+        assert entry.measured_on == {"weights": "params", "num_windows": 12, "data": fingerprint}
     with pytest.raises(UserError, match=r"config\.checkpoint\.keep_best: a run that is validated only at its end"):
         setup_for(store, "--config.validation.every_steps=0", "--config.checkpoint.keep_best=1")

@@ -62,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument(
         "--weights",
         choices=(layout.PARAMS, layout.EMA),
-        default=layout.PARAMS,
-        help="those trained, or their moving average (default: %(default)s)",
+        help="those trained, or their moving average (default: params; of the best those by which it is the best)",
     )
     exporting.add_argument("--dtype", choices=_DTYPES, help="round the weights to it (default: as they are)")
     converting.add_argument("--layer-stacking", choices=_STACKINGS, help="of the new checkpoint (default: as it is)")
@@ -88,8 +87,9 @@ def _size(count: int) -> str:
 def _list(args: argparse.Namespace) -> None:
     directory = run_directory(args.run)
     entries, metric = inventory(directory), retention.best_metric(directory)
-    whole = {entry.step: entry.metrics.get(metric) for entry in entries if entry.state in (COMPLETE, WEIGHTS_ONLY)}
-    best = retention.best(whole, 1)
+    whole = {entry.step: entry.value(metric) for entry in entries if entry.state in (COMPLETE, WEIGHTS_ONLY)}
+    compared = retention.comparable(whole)
+    best = retention.best(compared, 1)
     if args.json:
         values = [entry.to_json() | {"best": [entry.step] == best and entry.step in whole} for entry in entries]
         print(json.dumps({"directory": str(directory), "best_metric": metric, "checkpoints": values}, indent=1))
@@ -100,6 +100,7 @@ def _list(args: argparse.Namespace) -> None:
     for entry in entries:
         value = entry.metrics.get(metric)
         marks = ["permanent"] * entry.permanent + ["best"] * (entry.state != INCOMPLETE and [entry.step] == best)
+        marks += ["measured otherwise"] * (value is not None and entry.step not in compared)
         time, shown = f"{entry.time:%Y-%m-%d %H:%M:%S}", "" if value is None else f"{value:.4f}"
         rows.append([str(entry.step), time, _size(entry.size), entry.state, shown, ", ".join(marks)])
     print(aligned(rows, left=(3, 5)))
@@ -186,7 +187,9 @@ def _export(args: argparse.Namespace) -> None:
     from tlm_jax.checkpoint.restore import find_checkpoint
 
     path = find_checkpoint(args.run, args.step)
-    _tell_written(export_weights(path, Path(args.output), args.dtype, args.weights), args.output)
+    weights = retention.weights_to_read(path, args.step, args.weights)
+    what = " (moving average of the weights)" if weights == layout.EMA else ""
+    _tell_written(export_weights(path, Path(args.output), args.dtype, weights), args.output, what)
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -196,6 +199,6 @@ def _convert(args: argparse.Namespace) -> None:
     _tell_written(convert(find_checkpoint(args.run, args.step), Path(args.output), args.layer_stacking), args.output)
 
 
-def _tell_written(path: Path, output: str) -> None:
+def _tell_written(path: Path, output: str, what: str = "") -> None:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    print(f"step {path.name} in {output}, {_size(size)}")
+    print(f"step {path.name}{what} in {output}, {_size(size)}")

@@ -106,6 +106,7 @@ def _write(source: Path, output: Path, metadata: Metadata, state: dict[str, Any]
         keep_last=1,
         timeout_seconds=_DAY,
         metadata=metadata,
+        measured_on=description.get(layout.MEASURED_ON),
     ) as manager:
         data = None if layout.WEIGHTS_ONLY in metadata.extra else layout.read_json(source, layout.DATA)
         manager.save(step, state, data, force=True, metrics=description.get(layout.METRICS))

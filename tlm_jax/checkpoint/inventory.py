@@ -29,6 +29,7 @@ class Entry:
       size: of its files, in bytes.
       permanent: whether it was made by `checkpoint.every_steps`.
       metrics: what was measured at its step.
+      measured_on: and on what: weights, number of windows, data.
     """
 
     path: Path
@@ -38,6 +39,11 @@ class Entry:
     size: int
     permanent: bool = False
     metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)
+    measured_on: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def value(self, metric: str) -> retention.Value:
+        """One of the metrics."""
+        return retention.Value(self.metrics.get(metric), retention.kind(self.measured_on))
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -96,6 +102,7 @@ def _entry(path: Path) -> Entry | None:
         state=WEIGHTS_ONLY if layout.WEIGHTS_ONLY in metadata.extra else COMPLETE,
         permanent=bool(description.get(layout.PERMANENT, True)),
         metrics=description.get(layout.METRICS, {}),
+        measured_on=description.get(layout.MEASURED_ON, {}),
     )
 
 
@@ -117,7 +124,7 @@ def to_remove(entries: Sequence[Entry], *, keep_last: int, keep_every: int, keep
     Args:
       keep_last: how many of the newest stay; at least 1.
       keep_every: those of steps that it divides stay; 0: none for that.
-      keep_best: how many of the lowest `metric` stay.
+      keep_best: how many of the lowest `metric` stay, of each kind of measurement.
       metric: one of `retention.METRICS`.
     """
     whole = {entry.step: entry for entry in entries if entry.state in (COMPLETE, WEIGHTS_ONLY)}
@@ -125,7 +132,7 @@ def to_remove(entries: Sequence[Entry], *, keep_last: int, keep_every: int, keep
         sorted(whole),
         keep_last=keep_last,
         keep={step for step in whole if keep_every and step % keep_every == 0},
-        values={step: entry.metrics.get(metric) for step, entry in whole.items()},
+        values={step: entry.value(metric) for step, entry in whole.items()},
         keep_best=keep_best,
     )
     return [whole[step] for step in steps]

@@ -31,6 +31,7 @@ METADATA = "metadata"
 CHECKSUMS = "checksums"  # keys beside the metadata's own
 PERMANENT = "permanent"
 METRICS = "metrics"
+MEASURED_ON = "measured_on"  # what the metrics were measured on: weights, number of windows, data
 WEIGHTS_ONLY = "weights_only"  # in the metadata's `extra`: nothing but PARAMS; says whether they were PARAMS or EMA
 PARAMETERS_DTYPE = "parameters_dtype"  # the same: what the weights were rounded to for it
 

@@ -43,7 +43,8 @@ class CheckpointManager:
       timeout_seconds: a save that takes longer is a failure.
       metadata: stored in each checkpoint.
       best_metric: one of `retention.METRICS`.
-      keep_best: how many of the best are kept.
+      keep_best: how many of the best are kept; with other ones for each kind of measurement that the directory holds.
+      measured_on: what the metrics are measured on, JSON values; only those with the same are compared.
 
     Raises:
       UserError: a setting out of range, or the directory cannot be made or written.
@@ -60,6 +61,7 @@ class CheckpointManager:
         metadata: Metadata,
         best_metric: str = retention.METRICS[0],
         keep_best: int = 0,
+        measured_on: Mapping[str, Any] | None = None,
     ) -> None:
         raise_together(
             check_checkpoint_keys(every_steps, every_seconds, keep_last, timeout_seconds, best_metric, keep_best)
@@ -67,7 +69,7 @@ class CheckpointManager:
         self.directory = Path(directory).absolute()
         self._every_steps, self._every_seconds, self._keep_last = every_steps, every_seconds, keep_last
         self._timeout_seconds, self._best_metric, self._keep_best = timeout_seconds, best_metric, keep_best
-        self._metadata = metadata
+        self._metadata, self._measured_on = metadata, dict(measured_on or {})
         self._in_flight: _BackgroundSave | None = None
         self._last_save_time = time.monotonic()
         self._begun_step = -1
@@ -133,12 +135,13 @@ class CheckpointManager:
         return bool(_from_first_process(among))
 
     def _known_values(self) -> dict[int, float | None]:
-        """Each step's `best_metric`: as found in the directory once, and of what was saved since.
+        """Each step's `best_metric`, of our kind: as found in the directory once, and of what was saved since.
 
         What has been deleted since was not among the best, and so decides nothing.
         """
         if self._values is None:
-            self._values = retention.metric_values(self.directory, self._best_metric)
+            ours, found = retention.kind(self._measured_on), retention.metric_values(self.directory, self._best_metric)
+            self._values = {step: value.number for step, value in found.items() if value.kind == ours}
         return self._values
 
     def save(
@@ -184,6 +187,7 @@ class CheckpointManager:
         description = self._metadata.to_json() | {
             layout.PERMANENT: permanent,
             layout.METRICS: dict(metrics or {}),
+            layout.MEASURED_ON: self._measured_on,
             layout.CHECKSUMS: checksum.checksums(restore.items_by_name(items)),
         }
         data = {} if data_state is None else {layout.DATA: data_state}
@@ -290,7 +294,7 @@ class CheckpointManager:
             except UserError:
                 keep.add(step)  # damaged: not ours to throw away
                 continue
-            values[step] = description.get(layout.METRICS, {}).get(self._best_metric)
+            values[step] = retention.value_of(description, self._best_metric)
             if description.get(layout.PERMANENT, True):
                 keep.add(step)
         for step in retention.superfluous(

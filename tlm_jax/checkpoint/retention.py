@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tlm_jax.checkpoint import layout
 from tlm_jax.config import from_json
@@ -12,6 +14,34 @@ from tlm_jax.errors import UserError
 
 # What of a validation is stored with a checkpoint, and can be the measure of the best: the lowest.
 METRICS = ("validation/loss", "validation/perplexity", "validation/bits_per_byte")
+
+
+class Value(NamedTuple):
+    """A checkpoint's metric.
+
+    Attributes:
+      number: None: not measured, not finite, or it cannot be read.
+      kind: what it was measured on, as text; only values of one kind can be compared.
+    """
+
+    number: float | None
+    kind: str
+
+
+def kind(measured_on: Mapping[str, Any]) -> str:
+    """`Value.kind` of what a checkpoint says under `layout.MEASURED_ON`."""
+    return json.dumps(measured_on, sort_keys=True)
+
+
+def value_of(description: Mapping[str, Any], metric: str) -> Value:
+    """The metric of a checkpoint, out of its metadata item."""
+    return Value(description.get(layout.METRICS, {}).get(metric), kind(description.get(layout.MEASURED_ON, {})))
+
+
+def comparable(values: Mapping[int, Value]) -> dict[int, float]:
+    """The numbers of all steps that were measured on the same as the newest that was measured."""
+    measured = {step: value.number for step, value in values.items() if value.number is not None}
+    return {step: number for step, number in measured.items() if values[step].kind == values[max(measured)].kind}
 
 
 def storable(validation: Mapping[str, float | int | None]) -> dict[str, float | None]:
@@ -42,7 +72,7 @@ def superfluous(
     *,
     keep_last: int,
     keep: Collection[int] = (),
-    values: Mapping[int, float | None] | None = None,
+    values: Mapping[int, Value] | None = None,
     keep_best: int = 0,
 ) -> list[int]:
     """The steps that need not stay.
@@ -52,21 +82,23 @@ def superfluous(
       keep_last: how many of the newest stay, at least 1.
       keep: others that stay.
       values: the metric of each step, where it has one.
-      keep_best: how many of the best by it stay.
+      keep_best: how many of the best by it stay, of each kind of value.
     """
-    stay = {*steps[-keep_last:], *keep, *best(values or {}, keep_best)}
+    values = values or {}
+    stay = {*steps[-keep_last:], *keep}
+    for one in {value.kind for value in values.values()}:
+        stay |= {*best({step: value.number for step, value in values.items() if value.kind == one}, keep_best)}
     return [step for step in steps if step not in stay]
 
 
-def metric_values(directory: Path, metric: str) -> dict[int, float | None]:
-    """The metric of each complete checkpoint in `directory`; None: not measured, not finite, or it cannot be read."""
+def metric_values(directory: Path, metric: str) -> dict[int, Value]:
+    """The metric of each complete checkpoint in `directory`."""
     values = {}
     for step in layout.complete_steps(directory):
         try:
-            description = layout.read_json(layout.step_directory(directory, step), layout.METADATA)
-            values[step] = description.get(layout.METRICS, {}).get(metric)
+            values[step] = value_of(layout.read_json(layout.step_directory(directory, step), layout.METADATA), metric)
         except UserError:
-            values[step] = None
+            values[step] = Value(None, kind({}))
     return values
 
 
@@ -85,11 +117,13 @@ def best_metric(directory: Path) -> str:
 def best_step(directory: Path) -> int:
     """The step with the lowest `best_metric`, of equals the earliest.
 
+    Only those count that were measured on what the newest measured one was: the same weights and windows.
+
     Raises:
       UserError: no complete checkpoint has been measured.
     """
     metric = best_metric(directory)
-    steps = best(metric_values(directory, metric), 1)
+    steps = best(comparable(metric_values(directory, metric)), 1)
     if steps:
         return steps[0]
     raise UserError(
@@ -97,3 +131,22 @@ def best_step(directory: Path) -> int:
         where=str(directory),
         mend="one is stored where a save and a validation meet, as with checkpoint.keep_best; give a step instead",
     )
+
+
+def weights_to_read(path: Path, step: int | str | None, asked: str | None) -> str:
+    """Which of the weights in the step directory `path` to read, one of `layout.WEIGHTS`.
+
+    Args:
+      path: what was found for `step`.
+      step: as `find_checkpoint` takes it.
+      asked: what the user says. By default those trained, and of the best those by whose validation it is the best.
+
+    Raises:
+      UserError: the metadata cannot be read.
+    """
+    if asked or step != layout.BEST:
+        return asked or layout.PARAMS
+    description = layout.read_json(path, layout.METADATA)
+    if layout.WEIGHTS_ONLY in description.get("extra", {}):  # whichever they are, they are all that is there
+        return layout.PARAMS
+    return str(description.get(layout.MEASURED_ON, {}).get("weights", layout.PARAMS))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from tlm_jax.checkpoint.layout import WEIGHTS, step_argument
+from tlm_jax.checkpoint.layout import EMA, WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.mixture import AnyStore, Mixture, open_data
@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
-        default=WEIGHTS[0],
-        help="those trained, or their moving average, which train.ema_decay keeps (default: %(default)s)",
+        help="those trained, or their moving average, which train.ema_decay keeps "
+        "(default: params; of the best those by which it is the best)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
@@ -65,15 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prints the metrics; 0 when they are complete."""
     reject_overrides(overrides)
-    source = read_checkpoint(args.checkpoint, args.step, args.dtype)
+    source = read_checkpoint(args.checkpoint, args.step, args.dtype, args.weights)
     store = _open_data(args, source)
     batch_size = _batch_size(args.batch_size, source)
     sequence_length = source.config.data.sequence_length
     check_kernels(source.profile, source.settings, source.settings.document_mask, sequence_length)
     rounded = f", weights rounded to {source.parameters_dtype}" if source.parameters_dtype != "float32" else ""
-    print(f"evaluating {source.path} on {store.name}{rounded}", file=sys.stderr)
+    average = ", the moving average of its weights" if source.weights == EMA else ""
+    print(f"evaluating {source.path}{average} on {store.name}{rounded}", file=sys.stderr)
     use_compilation_cache()
-    model, parameters, mesh = load_model(source, axis="fsdp", weights=args.weights)
+    model, parameters, mesh = load_model(source, axis="fsdp")
     with ProgressBar("evaluating", unit="batches") as progress:
         metrics = held_out_metrics(
             model,
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         **metrics,
         "checkpoint": str(source.path),
         "step": source.step,
-        "weights": source.exported_weights or args.weights,
+        "weights": source.exported_weights or source.weights,
         "data": store.name,
         "data_fingerprint": store.fingerprint,  # what it holds, wherever it lies
         "sequence_length": sequence_length,

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tlm_jax.checkpoint.layout import WEIGHTS, step_argument
+from tlm_jax.checkpoint.layout import EMA, WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         choices=WEIGHTS,
-        default=WEIGHTS[0],
-        help="those trained, or their moving average, which train.ema_decay keeps (default: %(default)s)",
+        help="those trained, or their moving average, which train.ema_decay keeps "
+        "(default: params; of the best those by which it is the best)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="compute in it (default: as the run does)")
     parser.add_argument(
@@ -80,13 +80,15 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     reject_overrides(overrides)
     sampling = _check(args)
     prompts = _prompts(args)
-    source = read_checkpoint(args.checkpoint, args.step, args.dtype)
+    source = read_checkpoint(args.checkpoint, args.step, args.dtype, args.weights)
+    if source.weights == EMA and not args.weights:
+        print(f"{source.path}: the moving average of the weights, by which it is the best", file=sys.stderr)
     context_length = source.config.data.sequence_length
     encoded = encode_prompts(prompts, source.tokenizer, args.max_new_tokens or 1, context_length)
     new_tokens = args.max_new_tokens or min(64, context_length - max(map(len, encoded)))
     check_prefill(source.profile, source.settings, max(map(len, encoded)))
     use_compilation_cache()
-    model, parameters, mesh = load_model(source, axis="data", weights=args.weights)
+    model, parameters, mesh = load_model(source, axis="data")
     devices = mesh.size
     generator = Generator(
         model,
@@ -173,7 +175,7 @@ def _record(prompt: str, completion: Completion, source: Checkpointed, args: arg
         "finish_reason": completion.finish_reason,
         "tokens": completion.num_tokens,
         "step": source.step,
-        "weights": source.exported_weights or args.weights,
+        "weights": source.exported_weights or source.weights,
         "temperature": args.temperature,
         "top_k": args.top_k,
         "top_p": args.top_p,

@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.checkpoint.layout import PARAMETERS_DTYPE, PARAMS, WEIGHTS_ONLY
+from tlm_jax.checkpoint.layout import PARAMETERS_DTYPE, WEIGHTS_ONLY
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_parameters
+from tlm_jax.checkpoint.retention import weights_to_read
 from tlm_jax.config import from_json
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.model.functional import FunctionalDecoder, Parameters
@@ -33,7 +34,8 @@ class Checkpointed:
       profile, tokenizer: the run's.
       settings: of the model for the devices at hand, without what only training needs.
       parameters_dtype: the precision of the stored weights: float32, or what an export rounded them to.
-      exported_weights: which of `checkpoint.layout.WEIGHTS` an export's are; None: it is no export.
+      weights: which of `checkpoint.layout.WEIGHTS` to restore.
+      exported_weights: which of them an export's are; None: it is no export.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Checkpointed:
     tokenizer: Tokenizer
     settings: ModelSettings
     parameters_dtype: str
+    weights: str
     exported_weights: str | None
 
     @property
@@ -50,7 +53,9 @@ class Checkpointed:
         return int(self.path.name)
 
 
-def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype: str | None = None) -> Checkpointed:
+def read_checkpoint(
+    checkpoint: str | Path, step: int | str | None = None, dtype: str | None = None, weights: str | None = None
+) -> Checkpointed:
     """Reads everything but the arrays.
 
     The attention kernel is chosen for the devices at hand, whatever the run was trained with.
@@ -59,6 +64,7 @@ def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype
       checkpoint: a workdir, its `checkpoints` folder, or a step's directory.
       step: which step, or "best" by validation; the latest by default.
       dtype: one of `DTYPES` to compute in; by default the run's choice, where "auto" goes by the devices at hand.
+      weights: one of `checkpoint.layout.WEIGHTS`; by default as `weights_to_read` has it.
 
     Raises:
       UserError: no such checkpoint, or it is damaged.
@@ -77,16 +83,16 @@ def read_checkpoint(checkpoint: str | Path, step: int | str | None = None, dtype
         tokenizer=tokenizer_from_bytes(metadata.tokenizer_kind, metadata.tokenizer, where=f"{path}: tokenizer"),
         settings=settings_from_config(adapted),
         parameters_dtype=metadata.extra.get(PARAMETERS_DTYPE, "float32"),
+        weights=weights_to_read(path, step, weights),
         exported_weights=metadata.extra.get(WEIGHTS_ONLY),
     )
 
 
-def load_model(source: Checkpointed, axis: str, weights: str = PARAMS) -> tuple[FunctionalDecoder, Parameters, Mesh]:
+def load_model(source: Checkpointed, axis: str) -> tuple[FunctionalDecoder, Parameters, Mesh]:
     """Restores the parameters onto a mesh of all devices along one axis.
 
     Args:
       axis: "fsdp" cuts the weights into as many parts as there are devices; "data" copies them to each.
-      weights: one of `checkpoint.layout.WEIGHTS`.
 
     Returns:
       The decoder, its parameters in the dtype in which they are used (norm scales float32), and the mesh.
@@ -104,5 +110,5 @@ def load_model(source: Checkpointed, axis: str, weights: str = PARAMS) -> tuple[
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
 
     placed = jax.tree_util.tree_map_with_path(wanted, model.abstract_parameters, shardings)
-    parameters = restore_parameters(source.path, placed, cast_floats=True, weights=weights)
+    parameters = restore_parameters(source.path, placed, cast_floats=True, weights=source.weights)
     return model, parameters, mesh

@@ -164,6 +164,11 @@ def _checkpoints(setup: Setup, workdir: Path) -> CheckpointManager:
         keep_best=keys.keep_best,
         timeout_seconds=keys.timeout_seconds,
         metadata=metadata,
+        measured_on={
+            "weights": setup.config.validation.weights,
+            "num_windows": setup.config.validation.num_windows,
+            "data": setup.store.fingerprint,
+        },
     )
 
 
