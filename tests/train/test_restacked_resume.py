@@ -9,11 +9,40 @@ import numpy as np
 import pytest
 import small_run
 
+from tlm_jax.checkpoint import regroup, restore
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
 from tlm_jax.checkpoint.restore import restore_state
+from tlm_jax.train.optimizer import build_optimizer
 from tlm_jax.train.workdir import changed_keys
 
 STEPS, SAVED = 10, 5
+
+
+def test_factored_moments_and_the_moving_average_there_and_back():
+    """Adafactor's moments have other shapes than their parameters."""
+
+    def leaves(stacking: str) -> dict[str, jax.Array]:
+        config = small_run.small_config(
+            optimizer="adafactor", adafactor_min_factored=16, adafactor_momentum=0.9, ema_decay=0.5
+        )
+        config.model.layer_stacking = stacking
+        _, mesh, state, _ = small_run.build(config)
+        params = state["params"]
+        with jax.set_mesh(mesh):
+            moments = jax.jit(build_optimizer(config).update)(params, state["optimizer"], params)[1]
+        state |= {"optimizer": moments, "ema": jax.tree.map(lambda leaf: leaf / 2, params)}
+        return restore.items_by_name(restore.split_items(state))
+
+    stacked, unrolled = leaves("auto"), leaves("unrolled")
+    factored = [name for name, leaf in stacked.items() if "layers_0_to_1" in name and leaf.ndim == 2 and ".v_" in name]
+    assert factored, sorted(stacked)
+    assert any(name.startswith("ema.layers_0_to_1") for name in stacked)
+    apart = dict(zip(unrolled, regroup.convert(dict(stacked), unrolled), strict=True))
+    for name, leaf in unrolled.items():
+        np.testing.assert_allclose(apart[name], leaf, rtol=1e-5, atol=1e-9, err_msg=name)
+    again = dict(zip(stacked, regroup.convert(dict(apart), stacked), strict=True))
+    for name, leaf in stacked.items():
+        np.testing.assert_array_equal(again[name], leaf, err_msg=name)
 
 
 @pytest.mark.parametrize(
