@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import write_documents
 from whole_run import CONFIG, arguments, assert_same_bits, assert_same_end, environment, saved_state, setup_for, tlm
@@ -130,6 +131,17 @@ def test_a_tokenizer_larger_than_the_models_vocabulary(store: Path, tmp_path: Pa
     told = complaint(*arguments(store, tmp_path / "run", "--config.model.vocab_size=256"))
     assert "config.model.vocab_size: 256 is less than the 259 ids of the tokenizer of " in told
     assert "set it to at least 259" in told
+
+
+def test_a_best_metric_that_the_store_cannot_have(tmp_path: Path, complaint: Complain):
+    (np.arange(2000) % 20).astype("<u2").tofile(tmp_path / "train.bin")
+    argv = ["adopt", str(tmp_path / "train.bin"), "--vocab-size=20", "--separator=0", f"--output={tmp_path / 'store'}"]
+    assert main(argv) == EXIT_COMPLETE
+    told = complaint(
+        *arguments(tmp_path / "store", tmp_path / "run", "--config.checkpoint.best_metric=validation/bits_per_byte")
+    )
+    assert "config.checkpoint.best_metric: the bytes of the text are not known; take validation/loss" in told
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_vocabulary_too_large_for_the_dtype(tmp_path: Path, complaint: Complain, monkeypatch: pytest.MonkeyPatch):

@@ -177,8 +177,8 @@ def _check_splits(config: ConfigDict, store: TokenStore | Mixture) -> list[UserE
         for part, split in [*needed, (store, "validation")]
         if not part.split(split).num_documents
     ]
-    keys = config.checkpoint
-    if keys.keep_best and keys.best_metric == "validation/bits_per_byte" and not store.split("validation").num_bytes:
+    # Also without keep_best: no --step=best would ever be found.
+    if config.checkpoint.best_metric == "validation/bits_per_byte" and not store.split("validation").num_bytes:
         what = "the bytes of the text are not known"
         mend = "take validation/loss, or adopt the store with its tokenizer"
         problems.append(UserError(what, where="config.checkpoint.best_metric", mend=mend))
