@@ -30,7 +30,7 @@ from tlm_jax.train.metrics import Meter, Pending
 from tlm_jax.train.recorder import Recorder
 from tlm_jax.train.setup import Setup, validation_batch_size
 from tlm_jax.train.signals import StopRequest
-from tlm_jax.train.state import init_state
+from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
 from tlm_jax.train.workdir import check_same_run, check_workdir, claim
@@ -65,13 +65,7 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
         _checkpoints(setup, workdir) as checkpoints,
     ):
         # --- Where the run stands
-        start_step = checkpoints.latest_step() or 0
-        if start_step:
-            state, data_state, saved = checkpoints.restore(setup.abstract)
-            check_same_run(workdir, saved.config, config, str(checkpoints.directory))
-        else:
-            state = init_state(setup.model, setup.optimizer, setup.abstract, config.seed)
-            data_state = {"next_window": 0}
+        start_step, state, data_state = _restore_or_begin(setup, workdir, checkpoints)
         if start_step >= config.train.num_steps:
             if first_host:
                 claim(workdir, config, setup.profile)
@@ -170,6 +164,16 @@ def _checkpoints(setup: Setup, workdir: Path) -> CheckpointManager:
             "data": setup.store.fingerprint,
         },
     )
+
+
+def _restore_or_begin(setup: Setup, workdir: Path, checkpoints: CheckpointManager) -> tuple[int, State, dict[str, Any]]:
+    """Completed steps, train state and data state: of the newest complete checkpoint, or new ones."""
+    start_step = checkpoints.latest_step() or 0
+    if start_step:
+        state, data_state, saved = checkpoints.restore(setup.abstract)
+        check_same_run(workdir, saved.config, setup.config, str(checkpoints.directory))
+        return start_step, state, data_state
+    return 0, init_state(setup.model, setup.optimizer, setup.abstract, setup.config.seed), {"next_window": 0}
 
 
 def _loader(setup: Setup, data_state: dict[str, Any], where: str) -> TrainLoader:

@@ -44,6 +44,35 @@ def _micro_batches(batch: Batch, count: int) -> Batch:
     }
 
 
+def _gradients(
+    model: FunctionalDecoder,
+    params: Parameters,
+    batch: Batch,
+    count: int,
+    z_loss: float,
+    place: Callable[[Parameters], Parameters],
+) -> tuple[LossSums, Parameters]:
+    """Losses and their gradients, summed over `count` micro-batches; `place` keeps the running sum where it belongs."""
+
+    def objective(params: Parameters, batch: Batch) -> tuple[jax.Array, LossSums]:
+        sums = loss_sums(model, params, batch, z_loss)
+        return sums.objective, sums
+
+    def value_and_grad(batch: Batch) -> tuple[LossSums, Parameters]:
+        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, batch)
+        return sums, grads
+
+    if count == 1:
+        return value_and_grad({key: batch[key] for key in MODEL_KEYS})
+
+    def add(carry: Any, micro: Batch) -> tuple[Any, None]:
+        sums, grads = jax.tree.map(jnp.add, carry, value_and_grad(micro))
+        return (sums, place(grads)), None
+
+    zero = (LossSums(*jnp.zeros(3, jnp.float32)), place(jax.tree.map(jnp.zeros_like, params)))
+    return jax.lax.scan(add, zero, _micro_batches(batch, count))[0]
+
+
 def layer_sums_of_squares(tree: Any, model: FunctionalDecoder) -> jax.Array:
     """[L + 1] float32: the sum of squares of each layer's leaves, and last of all others'."""
     depth = len(model.profile.layers)
@@ -87,28 +116,9 @@ def make_train_step(
         """Left to the compiler, gradients may come back replicated."""
         return jax.lax.with_sharding_constraint(grads, shardings["params"])
 
-    def gradients(params: Parameters, batch: Batch) -> tuple[LossSums, Parameters]:
-        def objective(params: Parameters, batch: Batch) -> tuple[jax.Array, LossSums]:
-            sums = loss_sums(model, params, batch, z_loss)
-            return sums.objective, sums
-
-        def value_and_grad(params: Parameters, batch: Batch) -> tuple[LossSums, Parameters]:
-            (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, batch)
-            return sums, grads
-
-        if gradient_accumulation == 1:
-            return value_and_grad(params, {key: batch[key] for key in MODEL_KEYS})
-
-        def add(carry: Any, micro: Batch) -> tuple[Any, None]:
-            sums, grads = jax.tree.map(jnp.add, carry, value_and_grad(params, micro))
-            return (sums, place(grads)), None
-
-        zero = (LossSums(*jnp.zeros(3, jnp.float32)), place(jax.tree.map(jnp.zeros_like, params)))
-        return jax.lax.scan(add, zero, _micro_batches(batch, gradient_accumulation))[0]
-
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         tokens = jnp.sum(batch["mask"], dtype=jnp.int32)
-        sums, grads = gradients(state["params"], batch)
+        sums, grads = _gradients(model, state["params"], batch, gradient_accumulation, z_loss, place)
         grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads)
         grads = place(grads)
         updates, opt_state = optimizer.update(grads, state["optimizer"], state["params"])
