@@ -169,7 +169,7 @@ def test_a_second_signal_ends_at_once(store: Path, tmp_path: Path, number: signa
                 break
         process.send_signal(number)
         try:
-            rest = process.communicate(timeout=30)[1]
+            rest = process.communicate(timeout=240)[1]
         finally:
             process.kill()
     assert process.returncode == -number
