@@ -91,7 +91,7 @@ def _work(function: Callable[[Any, int], Any], shared: Any, connection: Connecti
     while True:
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter if a result was on its way
             return
         try:
             failure, result = None, function(shared, job)
@@ -99,7 +99,7 @@ def _work(function: Callable[[Any, int], Any], shared: Any, connection: Connecti
             failure, result = error, None
         try:
             connection.send((failure, result))
-        except BrokenPipeError:
+        except ConnectionError:
             return
 
 
