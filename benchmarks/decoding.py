@@ -2,9 +2,9 @@
 
     python benchmarks/decoding.py --torch-python=PATH [--dtype=bfloat16] [--rounds=10]
 
-The same sizes, greedy, short prompts and `--new-tokens` tokens after them, one prompt and then a batch of 8; every token
-is read by the host. The two take turns, each in a process of its own; ours also checks that nothing is compiled after
-the first generation. Prints tokens per second, CPU seconds per thousand tokens, and the ratio of each round; no bar.
+The same sizes, greedy, short prompts and `--new-tokens` tokens after them, one prompt and then a batch of 8; the host
+reads every token. The two take turns, each in a process of its own; ours also checks that nothing is compiled after the
+first generation. Prints tokens per second, CPU seconds per thousand tokens, and the ratio of each round; no bar.
 """
 
 from __future__ import annotations

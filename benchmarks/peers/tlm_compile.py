@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +37,13 @@ def main() -> None:
     optimizer = build_optimizer(config)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
-        step = make_train_step(model, optimizer, learning_rate_schedule(config), 1, abstract)
-        shapes = {key: ((B, T), jnp.int32) for key in ("inputs", "targets", "segment_ids", "positions")}
-        shapes |= {"mask": ((B, T), jnp.bool_), "bytes": ((B,), jnp.int32), "requests": ((B, 2), jnp.int32)}
+        step: Any = make_train_step(model, optimizer, learning_rate_schedule(config), 1, abstract)
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            **dict.fromkeys(("inputs", "targets", "segment_ids", "positions"), ((B, T), jnp.int32)),
+            "mask": ((B, T), jnp.bool_),
+            "bytes": ((B,), jnp.int32),
+            "requests": ((B, 2), jnp.int32),
+        }
         batch = {
             key: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
             for key, (shape, dtype) in shapes.items()

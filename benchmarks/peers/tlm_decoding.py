@@ -9,7 +9,7 @@ from serving import Session
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.config import default_config
 from tlm_jax.data.adopted_tokenizer import IdTokenizer
-from tlm_jax.evaluate.generate import Generator
+from tlm_jax.evaluate.generate import Generator, generation_settings
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import settings_from_config
@@ -24,7 +24,7 @@ def main() -> None:
     config.model.compute_dtype = wanted["dtype"]
     config.profile.update({**sizes, "num_kv_heads": sizes["num_heads"], "schedule": "uniform"})
     B, P = wanted["batch_size"], wanted["prompt_tokens"]
-    model = FunctionalDecoder(profile_from_config(config), settings_from_config(config))
+    model = FunctionalDecoder(profile_from_config(config), generation_settings(settings_from_config(config)))
     generator = Generator(
         model,
         jax.jit(model.init)(jax.random.key(0)),
@@ -39,7 +39,7 @@ def main() -> None:
 
     compiled = 0
 
-    def count(event: str, seconds: float, **_: object) -> None:
+    def count(event: str, duration_secs: float, **_: str | int) -> None:
         nonlocal compiled
         compiled += event == "/jax/core/compile/backend_compile_duration"
 

@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tlm_jax.capacity.shape import LayerShape
+from tlm_jax.config import default_config
 from tlm_jax.errors import UserError
 from tlm_jax.model import attention_kernels
+from tlm_jax.model.attention import Attention, empty_cache
 from tlm_jax.model.attention_kernels import KERNELS, choose
+from tlm_jax.model.settings import settings_from_config
 
 
 def by_definition(q, k, v, segments, window=0, soft_cap=0.0):
@@ -141,6 +145,41 @@ def test_kernel_gradients_against_reference(function, options):
 )
 def test_choice(platform, features, name):
     assert choose(platform, features, 1024).name == name
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
+def test_one_token_against_the_definition_whatever_the_caches_axes(soft_cap):
+    q, k, v, segments = inputs(T=40)
+    want = by_definition(q, k, v, segments, soft_cap=soft_cap)[:, :, -1:]
+    mask_B1S = segments[:, None, :] == segments[:, -1:, None]
+    for axes in (k.shape[:2], (-1,)):
+        cache = (x.reshape(*axes, *x.shape[2:]) for x in (k, v))
+        got = jax.jit(attention_kernels.one_token_attention, static_argnums=4)(q[:, :, -1:], *cache, mask_B1S, soft_cap)
+        np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_tokens_one_by_one_are_the_same_with_every_platforms_cache(window):
+    shape = LayerShape(d_model=16, d_ff=16, num_heads=4, num_kv_heads=2, head_dim=8, window=window)
+    x_BTD = np.random.default_rng(0).normal(size=(3, 7, 16)).astype(np.float32)
+    config = default_config()
+    config.model.compute_dtype = "float32"
+    outputs = {}
+    for platform in ("cpu", "tpu"):
+        settings = settings_from_config(config, platform)
+        layer = Attention(jax.random.key(0), shape, settings, 1)
+        cache = empty_cache(shape, settings, 3, 7)
+        outputs[platform] = []
+        for i in range(7):
+            at = {
+                "positions": jnp.full((3, 1), i),
+                "segment_ids": jnp.ones((3, 1), jnp.int32),
+                "slots": {"write_index": jnp.int32(i), "segment_ids": jnp.tile(jnp.arange(7) <= i, (3, 1)).astype(int)},
+            }
+            y_B1D, cache = layer(x_BTD[:, i : i + 1], at, cache)
+            outputs[platform].append(y_B1D)
+    assert cache["k"].shape == (3, 2, window or 7, 8)
+    np.testing.assert_allclose(outputs["tpu"], outputs["cpu"], atol=1e-6)
 
 
 def test_no_accelerator_row_is_quadratic():

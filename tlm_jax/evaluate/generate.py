@@ -8,6 +8,7 @@ make a row's result independent of its padding.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -50,6 +51,15 @@ def check_prefill(profile: Profile, settings: ModelSettings, prompt_tokens: int)
     except UserError as error:
         mend = "give prompts no longer than the layers' windows, or generate on the CPU (JAX_PLATFORMS=cpu)"
         raise UserError(error.what, where=f"prompts of up to {slots} tokens, padding included", mend=mend) from error
+
+
+def generation_settings(settings: ModelSettings) -> ModelSettings:
+    """The settings with which a model is best read for generation.
+
+    On CPU no layers are stacked: a scan takes a copy of every layer's weights and cache, in each step anew, which costs
+    more than all the products of a step.
+    """
+    return dataclasses.replace(settings, layer_stacking="unrolled") if settings.platform == "cpu" else settings
 
 
 class Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tlm_jax.checkpoint.layout import EMA, WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
-from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts
+from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts, generation_settings
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import reason, write_result
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     sampling = _check(args)
     prompts = _prompts(args)
     source = read_checkpoint(args.checkpoint, args.step, args.dtype, args.weights)
+    source = dataclasses.replace(source, settings=generation_settings(source.settings))
     if source.weights == EMA and not args.weights:
         print(f"{source.path}: the moving average of the weights, by which it is the best", file=sys.stderr)
     context_length = source.config.data.sequence_length

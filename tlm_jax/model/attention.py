@@ -1,7 +1,7 @@
 """Self-attention with rotary embedding and a key/value cache.
 
 B batch, T time, S cached time, C slots of this layer's cache, D this layer's d_model, H query heads, G key/value heads,
-K head_dim.
+K head_dim. N is the axes B, G of a cache, on CPU one axis of B · G.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Positions(TypedDict):
     slots: Slots | None
 
 
-# "k", "v": [B, G, C, K], C = S, or the window where that is smaller: the token at index i stands in slot i modulo C.
+# "k", "v": [N, C, K], C = S, or the window where that is smaller: the token at index i stands in slot i modulo C.
 LayerCache = dict[str, jax.Array]
 
 
@@ -59,13 +59,28 @@ def rotate(x_BHTK: jax.Array, positions_BT: jax.Array, theta: float) -> jax.Arra
     return rotated.astype(x_BHTK.dtype)
 
 
-def _write(cache_BGCK: jax.Array, new_BGTK: jax.Array, index: jax.Array) -> jax.Array:
+def empty_cache(
+    shape: LayerShape, settings: ModelSettings, batch: int, length: int, stack: tuple[int, ...] = ()
+) -> LayerCache:
+    """A layer's cache of `length` tokens in the compute dtype; with the leading axes `stack` for several layers'.
+
+    On CPU its rows and heads are one axis: XLA would reshape two of them to one, or drop one of length 1, and copy the
+    whole cache for it in each step.
+    """
+    G = shape.num_kv_heads
+    axes_N = (batch * G,) if settings.platform == "cpu" else (batch, G)
+    whole = (*stack, *axes_N, shape.context(length), shape.head_dim)
+    return {"k": jnp.zeros(whole, settings.dtype), "v": jnp.zeros(whole, settings.dtype)}
+
+
+def _write(cache_NCK: jax.Array, new_BGTK: jax.Array, index: jax.Array) -> jax.Array:
     """The cache with T tokens in it, the first of which is the sequence's token `index`; the oldest make room."""
-    C, T = cache_BGCK.shape[2], new_BGTK.shape[2]
-    new_BGTK = new_BGTK.astype(cache_BGCK.dtype)
+    *axes_N, C, K = cache_NCK.shape
+    T = new_BGTK.shape[2]
+    new_NTK = new_BGTK.astype(cache_NCK.dtype).reshape(*axes_N, T, K)
     if T <= C:  # one token, or a prompt into an empty cache: neither goes beyond the last slot
-        return jax.lax.dynamic_update_slice(cache_BGCK, new_BGTK, (0, 0, index % C, 0))
-    return jnp.roll(new_BGTK[:, :, T - C :], index + T, axis=2)
+        return jax.lax.dynamic_update_slice_in_dim(cache_NCK, new_NTK, index % C, axis=-2)
+    return jnp.roll(new_NTK[..., T - C :, :], index + T, axis=-2)
 
 
 def _slot_segments(slots: Slots, C: int) -> jax.Array:
@@ -141,8 +156,8 @@ class Attention(nnx.Module):
         if cache is not None and slots is not None and T == 1:
             # Slots after this one still carry segment 0, so the comparison is also the causal mask; and whatever is in
             # the slots is inside the window.
-            mask_B1C = at["segment_ids"][:, :, None] == _slot_segments(slots, cache["k"].shape[2])[:, None, :]
-            y_BHTK = attention_kernels.masked_attention(q_BHTK, cache["k"], cache["v"], mask_B1C, soft_cap)
+            mask_B1C = at["segment_ids"][:, :, None] == _slot_segments(slots, cache["k"].shape[-2])[:, None, :]
+            y_BHTK = attention_kernels.one_token_attention(q_BHTK, cache["k"], cache["v"], mask_B1C, soft_cap)
         else:
             # More than one token fills an empty cache: they see only each other, as in training.
             with_segments = self.settings.document_mask or cache is not None

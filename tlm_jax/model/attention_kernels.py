@@ -46,6 +46,23 @@ def masked_attention(
     return jnp.einsum("NMS,NSK->NMK", weights_BHTS.reshape(logits_NMS.shape), v_NSK).reshape(q_BHTK.shape)
 
 
+def one_token_attention(
+    q_BH1K: jax.Array, k_NSK: jax.Array, v_NSK: jax.Array, mask_B1S: jax.Array, soft_cap: float = 0.0
+) -> jax.Array:
+    """`masked_attention` of a single query a row, for decoding; keys and values in the shape of a cache.
+
+    Args:
+      k_NSK, v_NSK: N is the axes B, G or one axis B · G. They are used as they are: XLA's CPU backend fuses a reshape
+        with the writing of this step's slot, and copies the whole cache for it.
+    """
+    (B, H, _, K), S = q_BH1K.shape, k_NSK.shape[-2]
+    q_NRK = q_BH1K.reshape(*k_NSK.shape[:-2], -1, K)
+    logits_NRS = jnp.einsum("...RK,...SK->...RS", q_NRK, k_NSK, preferred_element_type=jnp.float32)
+    logits_BHS = soft_capped(logits_NRS.reshape(B, H, S), soft_cap)
+    weights_BHS = jax.nn.softmax(jnp.where(mask_B1S, logits_BHS, MASK_VALUE), axis=-1).astype(v_NSK.dtype)
+    return jnp.einsum("...RS,...SK->...RK", weights_BHS.reshape(logits_NRS.shape), v_NSK).reshape(q_BH1K.shape)
+
+
 def reference(
     q_BHTK: jax.Array,
     k_BGSK: jax.Array,

@@ -18,7 +18,7 @@ from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
-from tlm_jax.model.attention import LayerCache, Positions
+from tlm_jax.model.attention import LayerCache, Positions, empty_cache
 from tlm_jax.model.block import Block
 from tlm_jax.model.layers import RMSNorm, embed, parameter, soft_capped
 from tlm_jax.model.loss import LossSums, loss_sums
@@ -177,13 +177,8 @@ class Decoder(nnx.Module):
 
 
 def init_cache(profile: Profile, settings: ModelSettings, batch: int, length: int) -> dict[str, LayerCache]:
-    """An empty key/value cache of `length` tokens, each layer at its own heads and head_dim, in the compute dtype.
-
-    A layer with a window keeps no more tokens than that.
-    """
-    cache: dict[str, LayerCache] = {}
-    for run in layout(profile, settings.layer_stacking):
-        stack = (run.length,) if run.stacked else ()
-        shape = (*stack, batch, run.shape.num_kv_heads, run.shape.context(length), run.shape.head_dim)
-        cache[run.name] = {"k": jnp.zeros(shape, settings.dtype), "v": jnp.zeros(shape, settings.dtype)}
-    return cache
+    """An empty key/value cache of `length` tokens, each layer at its own heads and head_dim."""
+    return {
+        run.name: empty_cache(run.shape, settings, batch, length, (run.length,) if run.stacked else ())
+        for run in layout(profile, settings.layer_stacking)
+    }
