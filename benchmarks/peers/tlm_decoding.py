@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from serving import Session
@@ -25,9 +27,14 @@ def main() -> None:
     config.profile.update({**sizes, "num_kv_heads": sizes["num_heads"], "schedule": "uniform"})
     B, P = wanted["batch_size"], wanted["prompt_tokens"]
     model = FunctionalDecoder(profile_from_config(config), generation_settings(settings_from_config(config)))
+
+    def as_used(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:  # and so as they are read from a checkpoint
+        return leaf if path[-1].key == "scale" else leaf.astype(model.settings.dtype)
+
+    parameters = jax.tree_util.tree_map_with_path(as_used, jax.jit(model.init)(jax.random.key(0)))
     generator = Generator(
         model,
-        jax.jit(model.init)(jax.random.key(0)),
+        parameters,
         IdTokenizer(vocab_size, separator=0),
         Sampling(temperature=0.0),
         batch_size=B,
