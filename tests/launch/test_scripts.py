@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import shlex
@@ -16,6 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tlm_jax.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
@@ -172,6 +176,17 @@ def test_exit_codes_pass_through(local, command, code, expected):
     assert result.returncode == expected
     assert names(calls)[-1] == command
     assert ("the same command goes on from here" in result.stderr) == (expected == 75)
+
+
+def test_the_commands_take_every_argument_that_the_script_gives_them(local):
+    result, calls = local(CONFIG, SHORT, "--no-interrupt", "--split-text=paragraph", "--prompt=A")
+    assert result.returncode == 0
+    assert set(names(calls)) == set(WHOLE)
+    for name, *arguments in calls:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+        rest = parser.parse_known_args(arguments)[1]
+        assert all(text.startswith("--config.") for text in rest), (name, rest)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tlm_jax.config import reject_overrides
-from tlm_jax.data.documents import SPLIT_TEXT, DocumentFormat
+from tlm_jax.data.format_arguments import add_format_arguments, format_of
 from tlm_jax.data.prepare import Settings, prepare
 from tlm_jax.data.store import TokenStore
 from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
@@ -28,13 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", required=True, metavar="TOKENIZER", help=TOKENIZER_HELP)
     add_tokenizer_choices(parser)
     parser.add_argument("--output", required=True, metavar="STORE", help="directory of the token store")
-    parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
-    parser.add_argument(
-        "--split-text", choices=SPLIT_TEXT, default="file", help="text files: what is a document (default: the file)"
-    )
-    parser.add_argument(
-        "--document-bytes", type=int, default=1 << 16, help="--split-text=size: bytes, prolonged to the line's end"
-    )
+    add_format_arguments(parser)
     parser.add_argument("--holdout", type=float, default=0.01, help="fraction of documents kept for validation")
     parser.add_argument("--dtype", choices=("auto", "uint16", "uint32"), default="auto", help="type of the stored ids")
     parser.add_argument(
@@ -49,12 +43,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prepares the store; 0 when it is complete, 75 when interrupted: the same command goes on."""
     inputs = [*args.inputs, *(text for text in overrides if not text.startswith("-"))]  # those after an option
     reject_overrides([text for text in overrides if text.startswith("-")])
-    if args.document_bytes < 1:
-        raise UserError(f"must be at least 1, not {args.document_bytes}", where="--document-bytes")
     if args.workers < 0:
         raise UserError(f"must be at least 0, not {args.workers}", where="--workers")
-    layout = DocumentFormat(args.text_field, args.split_text, args.document_bytes)
-    settings = Settings(layout, args.holdout, args.dtype)
+    settings = Settings(format_of(args), args.holdout, args.dtype)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         tokenizer = chosen_tokenizer(args)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from tlm_jax.config import reject_overrides
-from tlm_jax.data.documents import DocumentFormat
+from tlm_jax.data.format_arguments import add_format_arguments, format_of
 from tlm_jax.data.sentencepiece_training import train_sentencepiece
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vocab-size", type=int, required=True, help="number of ids, specials and bytes included")
     parser.add_argument("--output", required=True, metavar="FILE.model", help="the model file to write")
-    parser.add_argument("--text-field", default="text", help="JSON Lines, Parquet: the key or column of the text")
+    add_format_arguments(parser)
     parser.add_argument("--sample-megabytes", type=int, default=1000, help="use about this much of larger inputs")
     parser.add_argument(
         "--on-error", choices=("stop", "skip"), default="stop", help="at a document that cannot be read (default: stop)"
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         args.input,
         args.output,
         args.vocab_size,
-        layout=DocumentFormat(text_field=args.text_field),
+        layout=format_of(args),
         sample_bytes=args.sample_megabytes * 1_000_000,
         skip_problems=args.on_error == "skip",
     )
