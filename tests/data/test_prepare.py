@@ -79,6 +79,7 @@ def test_threads_of_one_unit_keep_the_order_of_documents_and_problems(
     tmp_path: Path, sentencepiece_tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tlm_jax.data.units._BATCH_CHARACTERS", 200)
+    monkeypatch.setattr("tlm_jax.data.units._AHEAD_CHARACTERS", 800)
     lines = write_jsonl(tmp_path / "a.jsonl", make_texts(300, seed=1)).read_text().splitlines()
     lines[100], lines[200] = "{", '{"text": 1}'
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

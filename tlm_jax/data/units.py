@@ -34,6 +34,7 @@ _MIN_UNIT_BYTES = 1 << 20
 _MANY_UNITS = 2048
 _FLUSH_TOKENS = 1 << 20
 _BATCH_CHARACTERS = 1 << 16  # what a thread tokenises at a time
+_AHEAD_CHARACTERS = 1 << 18  # read ahead for each thread
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,26 @@ def _tokenized(
         yield from itertools.chain.from_iterable(map(encode, _batches(documents)))
         return
     pool = ThreadPoolExecutor(threads)
-    running: deque[Future[list[tuple[Document | Problem, np.ndarray]]]] = deque()
+    running: deque[tuple[int, Future[list[tuple[Document | Problem, np.ndarray]]]]] = deque()
+    ahead = 0  # characters of the batches that are running or wait for a thread
     try:
         for batch in _batches(documents):
-            running.append(pool.submit(encode, batch))
-            if len(running) > threads:
-                yield from running.popleft().result()
-        while running:
-            yield from running.popleft().result()
+            characters = sum(map(_characters, batch))
+            running.append((characters, pool.submit(encode, batch)))
+            ahead += characters
+            # Enough that no thread waits for this one, without holding many documents that are large.
+            while len(running) > threads and ahead > threads * _AHEAD_CHARACTERS:
+                characters, done = running.popleft()
+                ahead -= characters
+                yield from done.result()
+        for _, done in running:
+            yield from done.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _characters(document: Document | Problem) -> int:
+    return len(document.text) if isinstance(document, Document) else 0
 
 
 def _batches(documents: Iterable[Document | Problem]) -> Iterator[list[Document | Problem]]:
@@ -175,7 +186,7 @@ def _batches(documents: Iterable[Document | Problem]) -> Iterator[list[Document 
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document.text) if isinstance(document, Document) else 0
+        characters += _characters(document)
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
