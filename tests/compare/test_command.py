@@ -158,7 +158,7 @@ def test_ctrl_c_reaches_the_run_once(compare, monkeypatch):
 
 def test_a_killed_comparison_stops_its_run(compare, monkeypatch):
     monkeypatch.setenv("STUB_SLOW", "cosine/seed-0")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(Path(__file__).parent)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     folder = compare.workdir / "cosine/seed-0"
     with subprocess.Popen([sys.executable, "-c", program(compare, (*TLM[:-1], "stub_tlm"))]) as process:
         signal_when(folder / "metrics.jsonl", '"step": 3', process.kill).join()
