@@ -117,7 +117,7 @@ def test_the_lines(store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixt
     split = store.manifest["splits"]["train"]
     assert f"train: {split['documents']:,} documents, {split['tokens']:,} tokens, {split['bytes']:,} bytes" in first
     assert f"train: {len(Windows(store, 'train', 64)):,} windows of 64, 9" in first
-    assert "tokenizer: byte, 259 ids (begin 256, end 257, padding 258)" in first
+    assert "tokenizer: byte, 259 ids; begin 256 (added), end 257 (added), padding 258 (added); hash " in first
     assert "████████████████████████████████████████\n" in first
     assert "bytes of text not known" in second
     assert "(separator)" in second

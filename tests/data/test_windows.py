@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.data.tokenizer import ByteTokenizer
-from tlm_jax.data.windows import Windows, windows_from_documents
+from tlm_jax.data.windows import Windows
 from tlm_jax.errors import UserError
 
 B = ByteTokenizer()
@@ -17,7 +17,7 @@ B = ByteTokenizer()
 @given(texts=st.lists(st.text(max_size=9), min_size=1, max_size=8), sequence_length=st.integers(1, 14))
 def test_windows_against_a_token_by_token_account(texts: list[str], sequence_length: int) -> None:
     stream = [i for text in texts for i in (B.bos_id, *text.encode(), B.eos_id)]
-    windows = windows_from_documents(texts, B, sequence_length)
+    windows = Windows(MemoryStore(texts, B), "validation", sequence_length)
     assert len(windows) == -(-(len(stream) - 1) // sequence_length)
     for index in range(len(windows)):
         window = windows[index]
@@ -88,7 +88,7 @@ def test_nothing_to_cut() -> None:
 
 
 def test_a_token_beyond_the_vocabulary_is_told() -> None:
-    windows = windows_from_documents(["abc"], B, 8)
+    windows = Windows(MemoryStore(["abc"], B), "validation", 8)
     windows._split._tokens[2] = 1000
     with pytest.raises(UserError, match="window 0 holds token 1000"):
         windows[0]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stacking import split_layers
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
@@ -19,7 +20,7 @@ from tlm_jax.errors import UserError
 from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts, generation_settings
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.model.decoder import init_cache, layout
-from tlm_jax.model.functional import FunctionalDecoder, split_layers
+from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import settings_from_config
 
 TOKENIZER = ByteTokenizer()

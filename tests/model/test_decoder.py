@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from stacking import join_layers, split_layers
 
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.config import default_config
 from tlm_jax.model.decoder import layout
-from tlm_jax.model.functional import FunctionalDecoder, join_layers, split_layers
+from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.layers import embed, parameter
 from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.mesh import make_mesh

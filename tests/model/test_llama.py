@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import llama_weights
 import numpy as np
 import pytest
+from stacking import join_layers, split_layers
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.config import default_config
-from tlm_jax.model.functional import FunctionalDecoder, join_layers, split_layers
+from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import settings_from_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.config import default_config
+from tlm_jax.data.store import MemoryStore
 from tlm_jax.data.tokenizer import load_tokenizer
-from tlm_jax.data.windows import windows_from_documents
+from tlm_jax.data.windows import Windows
 from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import to_global
@@ -58,7 +59,7 @@ def documents(count: int = 300) -> list[str]:
 
 def batches(steps: int = STEPS) -> list[dict[str, np.ndarray]]:
     """The first batches of the documents' windows, with what the loop adds to them."""
-    windows = windows_from_documents(documents(), load_tokenizer("byte"), LENGTH)
+    windows = Windows(MemoryStore(documents(), load_tokenizer("byte")), "validation", LENGTH)
     made = []
     for step in range(steps):
         rows = [windows[(step * BATCH + i) % len(windows)] for i in range(BATCH)]

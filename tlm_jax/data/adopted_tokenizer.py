@@ -60,6 +60,9 @@ class IdTokenizer(Tokenizer):
         self.vocab_size = num_ids + (separator is None)
         self.bos_id = self.eos_id = self.pad_id = num_ids if separator is None else separator
 
+    def special_name(self, token_id: int) -> str:
+        return "added" if self._separator is None else "between documents"
+
     def encode_array(self, text: str) -> np.ndarray:
         parts = text.split()
         for part in parts:

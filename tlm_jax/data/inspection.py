@@ -28,10 +28,14 @@ def summary(store: TokenStore) -> list[str]:
         origin = "adopted from megatron files, documents as their index says, no id between them"
     else:
         origin = f"adopted from {adopted['layout']} files, each split one document"
-    specials = f"begin {tokenizer['bos_id']}, end {tokenizer['eos_id']}, padding {tokenizer['pad_id']}"
+    special = store.tokenizer().special_name
+    specials = ", ".join(
+        f"{role} {i} ({special(i)})"
+        for role, i in (("begin", tokenizer["bos_id"]), ("end", tokenizer["eos_id"]), ("padding", tokenizer["pad_id"]))
+    )
     lines = [
         f"{origin}; ids are {manifest['dtype']}",
-        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} ids ({specials}), hash {tokenizer['hash'][:16]}",
+        f"tokenizer: {tokenizer['kind']}, {tokenizer['vocab_size']:,} ids; {specials}; hash {tokenizer['hash'][:16]}",
     ]
     for name in SPLITS:
         split = manifest["splits"][name]
@@ -42,8 +46,13 @@ def summary(store: TokenStore) -> list[str]:
             text += ", bytes of text not known"
         shards = len(split["shards"])
         lines.append(f"{text}, {shards} shard{'' if shards == 1 else 's'}")
+    if normalized := manifest.get("normalized", {}).get("documents"):
+        form = manifest["normalized"]["form"]
+        what = f"the tokenizer brought {normalized:,} documents into Unicode form {form}"
+        lines.append(f"{what}; bytes are counted in that form")
     if manifest["skipped"]:
         lines.append("skipped: " + ", ".join(f"{count:,} × {why}" for why, count in manifest["skipped"].items()))
+        lines += [f"  {example}" for example in manifest.get("skipped_examples", [])]
     return lines
 
 

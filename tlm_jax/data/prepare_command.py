@@ -6,11 +6,12 @@ import argparse
 import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.format_arguments import add_format_arguments, format_of
+from tlm_jax.data.inspection import summary
 from tlm_jax.data.prepare import Settings, prepare
 from tlm_jax.data.store import TokenStore
 from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
@@ -63,30 +64,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _summarise(store: TokenStore) -> None:
     manifest = store.manifest
     print(f"{store.name}: complete")
-    tokenizer = store.tokenizer()
-    specials = {"begin": tokenizer.bos_id, "end": tokenizer.eos_id, "padding": tokenizer.pad_id}
-    named = ", ".join(f"{role} {i} ({tokenizer.special_name(i)})" for role, i in specials.items())
-    print(f"  tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} ids; {named}")
-    for name, split in manifest["splits"].items():
-        print(f"  {name}: {_counts(split)}")
-    if normalized := manifest.get("normalized", {}).get("documents"):
-        form = manifest["normalized"]["form"]
-        print(
-            f"  the tokenizer brought {normalized:,} documents into Unicode form {form}; bytes are counted in that form"
-        )
-    if manifest["skipped"]:
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in manifest["skipped"].items())
-        print(f"  skipped: {reasons}")
-        for example in manifest["skipped_examples"]:
-            print(f"    {example}")
+    print(textwrap.indent("\n".join(summary(store)), "  "))
     if not manifest["splits"]["validation"]["documents"]:
         print("  nothing is held out for validation: raise --holdout, or cut text finer with --split-text")
     vocab_size = manifest["tokenizer"]["vocab_size"]
     print("next:")
     keys = [f"--config.data.store={store.name}", f"--config.model.vocab_size={vocab_size}"]
     print(f"  {shlex.join(['tlm', 'train', '--config=CONFIG', '--workdir=DIR', *keys])}")
-
-
-def _counts(split: dict[str, Any]) -> str:
-    text = f"{split['documents']:,} documents, {split['tokens']:,} tokens, {split['bytes']:,} bytes of text"
-    return f"{text} ({split['bytes'] / split['tokens']:.2f} bytes a token)" if split["tokens"] else text

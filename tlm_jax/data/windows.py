@@ -7,14 +7,13 @@ padded. What counts as a target, and where documents begin, is the store's to sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tlm_jax.data.mixture import AnyStore, Mixture
 from tlm_jax.data.store import MemoryStore, TokenStore, beyond_vocabulary
-from tlm_jax.data.tokenizer import Tokenizer
 from tlm_jax.errors import UserError
 
 
@@ -152,12 +151,3 @@ def cut(store: AnyStore, split: str, sequence_length: int) -> Windows | JoinedWi
     if not filled:
         raise UserError(f"the split {split!r} holds no document", where=store.name)
     return JoinedWindows([Windows(part, split, sequence_length) for part in filled])
-
-
-def windows_from_documents(texts: Iterable[str], tokenizer: Tokenizer, sequence_length: int) -> Windows:
-    """Returns the windows of documents held in memory, as if they had been prepared as one split.
-
-    Raises:
-      UserError: there is no document.
-    """
-    return Windows(MemoryStore(texts, tokenizer), "validation", sequence_length)

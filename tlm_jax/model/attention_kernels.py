@@ -22,36 +22,15 @@ from tlm_jax.parallel.mesh import BATCH_AXES
 Attention = Callable[..., jax.Array]  # as `Kernel.function`
 
 
-def masked_attention(
-    q_BHTK: jax.Array, k_BGSK: jax.Array, v_BGSK: jax.Array, mask_BTS: jax.Array, soft_cap: float = 0.0
-) -> jax.Array:
-    """Attention by its definition, logits and softmax in float32; materialises [B, H, T, S].
-
-    Args:
-      q_BHTK: queries, already scaled; H is a multiple of G.
-      k_BGSK, v_BGSK: keys and values.
-      mask_BTS: bool, True where a query may look. A row without True attends to everything alike.
-      soft_cap: the logits' soft-cap; 0 for none.
-
-    Returns:
-      [B, H, T, K] in the values' dtype.
-    """
-    (B, H, T, K), (_, G, S, _) = q_BHTK.shape, k_BGSK.shape
-    # One batch axis N = B·G and one row axis M = R·T: XLA's CPU backend is slower with more of them.
-    q_NMK, k_NSK, v_NSK = q_BHTK.reshape(B * G, -1, K), k_BGSK.reshape(B * G, S, K), v_BGSK.reshape(B * G, S, K)
-    logits_NMS = jnp.einsum("NMK,NSK->NMS", q_NMK, k_NSK, preferred_element_type=jnp.float32)
-    logits_NMS = soft_capped(logits_NMS, soft_cap)
-    logits_BHTS = jnp.where(mask_BTS[:, None], logits_NMS.reshape(B, H, T, S), MASK_VALUE)
-    weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(v_BGSK.dtype)
-    return jnp.einsum("NMS,NSK->NMK", weights_BHTS.reshape(logits_NMS.shape), v_NSK).reshape(q_BHTK.shape)
-
-
 def one_token_attention(
     q_BH1K: jax.Array, k_NSK: jax.Array, v_NSK: jax.Array, mask_B1S: jax.Array, soft_cap: float = 0.0
 ) -> jax.Array:
-    """`masked_attention` of a single query a row, for decoding; keys and values in the shape of a cache.
+    """Attention of a single query a row, for decoding; keys and values in the shape of a cache.
+
+    Logits and softmax are float32. Returns [B, H, 1, K] in the values' dtype.
 
     Args:
+      q_BH1K: queries, already scaled.
       k_NSK, v_NSK: N is the axes B, G or one axis B · G. They are used as they are: XLA's CPU backend fuses a reshape
         with the writing of this step's slot, and copies the whole cache for it.
     """
@@ -72,14 +51,20 @@ def reference(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> jax.Array:
-    """CPU: by definition."""
-    T = q_BHTK.shape[2]
+    """CPU: by definition, logits and softmax in float32; materialises [B, H, T, S]. Differentiable in any mode."""
+    (B, H, T, K), (_, G, S, _) = q_BHTK.shape, k_BGSK.shape
     mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
     if window:
         mask_BTS = mask_BTS & ~jnp.tril(mask_BTS, -window)
     if segment_ids_BT is not None:
         mask_BTS = mask_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
-    return checkpoint_name(masked_attention(q_BHTK, k_BGSK, v_BGSK, mask_BTS, soft_cap), CONTEXT)
+    # One batch axis N = B·G and one row axis M = R·T: XLA's CPU backend is slower with more of them.
+    q_NMK, k_NSK, v_NSK = q_BHTK.reshape(B * G, -1, K), k_BGSK.reshape(B * G, S, K), v_BGSK.reshape(B * G, S, K)
+    logits_NMS = jnp.einsum("NMK,NSK->NMS", q_NMK, k_NSK, preferred_element_type=jnp.float32)
+    logits_BHTS = soft_capped(logits_NMS.reshape(B, H, T, S), soft_cap)
+    weights_BHTS = jax.nn.softmax(jnp.where(mask_BTS[:, None], logits_BHTS, MASK_VALUE), axis=-1).astype(v_BGSK.dtype)
+    y_NMK = jnp.einsum("NMS,NSK->NMK", weights_BHTS.reshape(logits_NMS.shape), v_NSK)
+    return checkpoint_name(y_NMK.reshape(q_BHTK.shape), CONTEXT)
 
 
 def splash(

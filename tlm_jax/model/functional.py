@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.errors import UserError
-from tlm_jax.model.decoder import Decoder, layout
+from tlm_jax.model.decoder import Decoder
 from tlm_jax.model.settings import ModelSettings
 
 Parameters = dict[str, Any]  # nested dicts of arrays, keyed by module and parameter name
@@ -57,32 +55,4 @@ def _map_variables(state: Any, function: Any) -> Any:
         for part in modules:
             node = node.setdefault(part, {})
         node[name] = function(variable)
-    return tree
-
-
-def split_layers(tree: Parameters, profile: Profile, layer_stacking: str) -> Parameters:
-    """The same parameters (or per-layer optimizer state) with every layer under its own name, `layer_0` …"""
-    tree = dict(tree)
-    for run in layout(profile, layer_stacking):
-        if run.stacked:
-            stack = tree.pop(run.name)
-            for i in range(run.length):
-                tree[f"layer_{run.start + i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], stack)
-    return tree
-
-
-def join_layers(tree: Parameters, profile: Profile, layer_stacking: str) -> Parameters:
-    """Inverts `split_layers`.
-
-    Raises:
-      UserError: a layer of the profile is missing.
-    """
-    tree = dict(tree)
-    for run in layout(profile, layer_stacking):
-        if run.stacked:
-            names = [f"layer_{run.start + i}" for i in range(run.length)]
-            missing = [name for name in names if name not in tree]
-            if missing:
-                raise UserError(f"the parameters of {missing[0]} are missing")
-            tree[run.name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree.pop(name) for name in names))
     return tree
