@@ -1,8 +1,9 @@
-"""Eight CPU devices for every test, and a compilation cache that the processes a test starts share."""
+"""Eight CPU devices for every test, a compilation cache for all its processes, and Ctrl-C as on a terminal."""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -13,6 +14,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # XLA's thread pool on CPU has this many threads, by default one per device here: too few when a device waits in two
 # collectives at a time, and a step of eight devices then never ends.
 os.environ.setdefault("NPROC", "32")
+
+# A shell starts what it runs in the background with Ctrl-C ignored, which every process down to a test's inherits.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 
