@@ -209,7 +209,12 @@ def test_a_failed_run_keeps_no_other_from_being_made(compare, capsys, monkeypatc
 def test_a_killed_run_is_told(compare, capsys, monkeypatch):
     monkeypatch.setattr(execute, "TLM", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
     assert compare(VARY, "--seeds=1") == 2
-    assert "it printed nothing (tlm train: ended by signal 9; log: " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    told = "tlm train was ended by SIGKILL, as the system does when memory runs out (log: "
+    assert f"uniform, seed 0: {told}" in err
+    last = err.splitlines()[-1]
+    assert last.startswith(f"tlm compare: error: {compare.workdir}: 2 of 2 runs failed: uniform, seed 0: {told}")
+    assert last.endswith("log.txt); and 1 more, told above; the same command tries them again")
 
 
 def test_what_the_devices_cannot_run_is_told_before_the_first_run(compare, capsys, monkeypatch):

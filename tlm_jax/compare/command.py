@@ -80,8 +80,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         _write_page(workdir, found, runs)
     print(summary.as_text(found), end="")
     if failed:
+        more = f"; and {len(failed) - 1} more, told above" if len(failed) > 1 else ""
         raise UserError(
-            f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}",
+            f"{len(failed)} of {len(runs)} runs failed: {failed[0]}{more}",
             where=args.workdir,
             mend="the same command tries them again",
         )

@@ -244,9 +244,11 @@ def _make_one(run: Run, processes: Processes) -> str:
             code = processes.run(
                 [*TLM, *command], log, tick=lambda: progress.show(_last_step(run), run.config.train.num_steps)
             )
+        if code < 0:  # the last line of its log is about something else then
+            hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+            return f"tlm {command[0]} was ended by {signal.Signals(-code).name}{hint} (log: {log})"
         if code:
-            ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            return f"{_last_line(log, start)} (tlm {command[0]}: {ended}; log: {log})"
+            return f"{_last_line(log, start)} (tlm {command[0]}: exit code {code}; log: {log})"
     wrong = _mismatch(run, _read_evaluation(run))
     return f"its evaluation has {wrong} (log: {log})" if wrong else ""
 
