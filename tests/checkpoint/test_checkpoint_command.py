@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,7 @@ def test_list_tells_what_cannot_be_compared(workdir: Path, capsys: pytest.Captur
     file = workdir / "checkpoints" / "4" / "metadata" / "data.json"
     values = json.loads(file.read_text())
     values["measured_on"] = {"weights": "params"}
+    del values["digests"]
     file.write_text(json.dumps(values))
     lines = tell(capsys, "list", workdir).splitlines()[1:]
     ends = ["", "permanent, measured otherwise", "", "best", ""]
@@ -140,6 +142,11 @@ def test_verify_names_the_damaged_array(workdir: Path, tmp_path: Path, capsys: p
     assert tell(capsys, "verify", workdir / "checkpoints" / "5") == "step 5: as it was saved\n"
     os.truncate(workdir / "checkpoints" / "6" / "data" / "data.json", 3)
     assert "data/data.json cannot be read" in tell(capsys, "verify", workdir, "--step=6", code=EXIT_BAD_INPUT)
+    file = workdir / "checkpoints" / "5" / "metadata" / "data.json"
+    file.write_text(file.read_text().replace('"permanent": ', '"permanent": 1, "was": '))
+    told = tell(capsys, "verify", workdir, "--step=5", code=EXIT_BAD_INPUT)
+    assert "step 5: metadata/data.json is not what was saved" in told
+    assert re.search(r"^ *5 .* damaged$", tell(capsys, "list", workdir), flags=re.MULTILINE)
 
     rng = np.random.default_rng(0)
     a, b, c = (rng.integers(-(2**31), 2**31, (64, 64), np.int32) for _ in range(3))
@@ -158,6 +165,7 @@ def test_verify_misses_and_finds_arrays_by_the_saved_checksums(workdir: Path, ca
     file = workdir / "checkpoints" / "7" / "metadata" / "data.json"
     values = json.loads(file.read_text())
     del values["checksums"]["step"]
+    del values["digests"]
     values["checksums"]["params.bias"] = 1
     values["checksums"]["params.final_norm.scale"] += 1
     file.write_text(json.dumps(values))

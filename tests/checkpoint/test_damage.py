@@ -39,6 +39,13 @@ def overwrite(path: Path) -> None:
     path.write_text("{}")
 
 
+def change_a_digit(path: Path) -> None:
+    """JSON as before, but not the same."""
+    text = path.read_text()
+    place = next(i for i, character in enumerate(text) if character.isdecimal() and text[i - 1] in " :[")
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+
+
 CASES = [
     (truncate, "params/d/*"),
     (remove, "params/d/*"),
@@ -51,9 +58,12 @@ CASES = [
     (remove, "state/_METADATA"),
     (truncate, "data/data.json"),
     (remove, "data/data.json"),
+    (change_a_digit, "data/data.json"),
+    (overwrite, "data/data.json"),
     (truncate, "metadata/data.json"),
     (remove, "metadata/data.json"),
     (overwrite, "metadata/data.json"),
+    (change_a_digit, "metadata/data.json"),
     (truncate, "_CHECKPOINT_METADATA"),
 ]
 

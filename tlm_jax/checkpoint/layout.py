@@ -4,7 +4,8 @@
                                 /ema         the same of the parameters' moving average, where one is kept
                                 /state       the other keys of the train state: optimizer, step, counters
                                 /data        JSON: where the data loader stands
-                                /metadata    JSON: config, profile, tokenizer; each array's checksum; validation metrics
+                                /metadata    JSON: config, profile, tokenizer; metrics; each array's checksum, and
+                                             the digests of data and of metadata itself
 
 Nothing here touches a device or reads an array.
 """
@@ -15,6 +16,7 @@ import argparse
 import base64
 import binascii
 import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -29,6 +31,7 @@ STATE = "state"
 DATA = "data"
 METADATA = "metadata"
 CHECKSUMS = "checksums"  # keys beside the metadata's own
+DIGESTS = "digests"
 PERMANENT = "permanent"
 METRICS = "metrics"
 MEASURED_ON = "measured_on"  # what the metrics were measured on: weights, number of windows, data
@@ -133,17 +136,37 @@ def leftovers(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def read_json(path: Path, item: str) -> Any:
-    """Reads one of a checkpoint's JSON items.
+def sealed(description: dict[str, Any], data_state: dict[str, Any] | None) -> dict[str, Any]:
+    """The metadata item's JSON values with the digests by which `read_json` knows both JSON items."""
+    return description | {DIGESTS: {METADATA: _digest(description), DATA: _digest(data_state)}}
+
+
+def _digest(values: Any) -> str:
+    as_read = json.loads(json.dumps(values))  # tuples are lists then, all keys text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+def read_json(path: Path, item: str) -> dict[str, Any]:
+    """Reads one of a checkpoint's JSON items, `METADATA` or `DATA`.
 
     Raises:
       UserError: the file is missing or is not what was written.
     """
     file = path / item / "data.json"
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, f"{item}/data.json cannot be read ({type(error).__name__})") from error
+    if not isinstance(values, dict):
+        raise damaged(path, f"{item}/data.json is not what was saved")
+    if item == METADATA:
+        digests, content = values.get(DIGESTS), {key: value for key, value in values.items() if key != DIGESTS}
+    else:
+        digests, content = read_json(path, METADATA).get(DIGESTS), values
+    # Checkpoints of before had no digests.
+    if digests is not None and (not isinstance(digests, dict) or digests.get(item) != _digest(content)):
+        raise damaged(path, f"{item}/data.json is not what was saved")
+    return values
 
 
 def check_completion_mark(path: Path) -> None:

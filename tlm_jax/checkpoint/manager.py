@@ -191,7 +191,7 @@ class CheckpointManager:
             layout.CHECKSUMS: checksum.checksums(restore.items_by_name(items)),
         }
         data = {} if data_state is None else {layout.DATA: data_state}
-        self._begin(step, path, items | data | {layout.METADATA: description})
+        self._begin(step, path, items | data | {layout.METADATA: layout.sealed(description, data_state)})
         return True
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
