@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlm_jax import config_command
+from tlm_jax import cli, config_command
 from tlm_jax.cli import main
 from tlm_jax.config import default_config, keys
 
@@ -75,6 +75,15 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, says, capsys):
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_an_interrupt_while_the_command_is_imported(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["config"]) == 130
+    assert capsys.readouterr().err == "tlm config: interrupted\n"
 
 
 @pytest.mark.parametrize("command", ["train"])

@@ -41,6 +41,14 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tlm` and returns its exit code: 0 complete, 2 bad input, 75 stopped early and resumable."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # while it was being imported, too
+        print(f"{' '.join(['tlm', *argv[:1]])}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = _Parser(prog="tlm", description="Pretrain language models whose layers differ in size.")
     parser.add_argument("--version", action="version", version=f"tlm_jax {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -58,9 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tlm {args.command}: error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        print(f"tlm {args.command}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE

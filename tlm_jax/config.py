@@ -24,6 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.files import parse_json
 
 
 def default_config() -> ConfigDict:
@@ -161,16 +162,35 @@ def _unknown_key(key: str, config: ConfigDict, where: str) -> UserError:
     return UserError(f"unknown key config.{key}", where=where, mend=f"the nearest key is config.{near[0]}")
 
 
+def _has_huge_integer(value: Any) -> bool:
+    """Whether an integer in it has more than 64 bits: no library takes one, and few say so."""
+    if isinstance(value, dict):
+        return any(map(_has_huge_integer, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_huge_integer, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
+
+
+def _huge(key: str, where: str) -> UserError:
+    return UserError(f"config.{key} is beyond what 64 bits can hold", where=where)
+
+
+def _check_integers(config: ConfigDict, where: str) -> None:
+    raise_together([_huge(key, where) for key in keys(config) if _has_huge_integer(config[key])])
+
+
 def _parse(text: str, current: Any, key: str) -> Any:
     """Reads `text` as the type of `current`; a key without a type takes any literal, or the text itself."""
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
         if isinstance(current, float) and text.lower() in ("nan", "inf", "-inf"):
             value = float(text)  # whoever reads the key says what it may be
     if isinstance(current, str):
         return text
+    if _has_huge_integer(value):
+        raise _huge(key, "command line")
     if isinstance(current, bool):
         wanted = isinstance(value, bool)
     elif isinstance(current, int):
@@ -294,6 +314,7 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> ConfigDict:
             where=path,
             mend="begin with `config = default_config()` and end with `return config`",
         )
+    _check_integers(config, path)
     return apply_overrides(config.lock(), overrides)
 
 
@@ -316,8 +337,7 @@ def from_json(text: str, where: str = "config") -> ConfigDict:
     """Reads `to_json`'s text back over the defaults: keys newer than the text take their defaults.
 
     Raises:
-      UserError: a key that this version does not know, or a value of another type.
-      json.JSONDecodeError: the text is not JSON.
+      UserError: the text is not JSON, has a key that this version does not know, or a value of another type.
     """
     config = default_config()
 
@@ -336,5 +356,10 @@ def from_json(text: str, where: str = "config") -> ConfigDict:
                 kind = type(node[key]).__name__
                 raise UserError(f"config.{prefix}{key} is no {kind}: {json.dumps(value)}", where=where) from error
 
-    fill(config, json.loads(text), "")
+    try:
+        values = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"not JSON: {error}", where=where) from error
+    fill(config, values, "")
+    _check_integers(config, where)
     return config

@@ -1,13 +1,15 @@
-"""Files that appear whole or not at all, directories of one process at a time, and what a failed write means."""
+"""Files that appear whole or not at all, directories of one process at a time, what a failed write means, any JSON."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tlm_jax.errors import UserError
 
@@ -31,6 +33,18 @@ def reason(error: OSError | int) -> str:
     if code is None:
         return str(error)
     return f"{_REASONS.get(code, os.strerror(code))} ({errno.errorcode.get(code, code)})"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads` for text that may be anything.
+
+    Raises:
+      ValueError: it is not JSON, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def partial_path(path: Path) -> Path:

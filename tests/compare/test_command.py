@@ -206,6 +206,26 @@ def test_a_failed_run_keeps_no_other_from_being_made(compare, capsys, monkeypatc
     assert compare.calls() == ALL[:2]
 
 
+def test_an_evaluation_without_a_loss_is_made_again(compare):
+    assert compare(VARY, "--seeds=1") == 0
+    compare.calls()
+    path = compare.workdir / "cosine/seed-0/evaluation.json"
+    whole = path.read_text()
+    path.write_text(json.dumps({key: value for key, value in json.loads(whole).items() if key != "loss"}))
+    assert compare(VARY, "--seeds=1") == 0
+    assert compare.calls() == [("train", "cosine", "seed-0"), ("eval", "cosine", "seed-0")]
+    assert path.read_text() == whole
+
+
+def test_variants_that_are_the_same_model_are_told(compare, capsys):
+    vary = "--vary=profile.schedule=uniform,cosine,linear"
+    assert compare(vary, "--config.profile.plateaus=2", "--dry-run") == 0
+    told = "WARNING: cosine and linear have the same layers and settings: their runs differ in nothing\n"
+    assert capsys.readouterr().err == told
+    assert compare(VARY, "--dry-run") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_killed_run_is_told(compare, capsys, monkeypatch):
     monkeypatch.setattr(execute, "TLM", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
     assert compare(VARY, "--seeds=1") == 2

@@ -297,7 +297,8 @@ def test_settings_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ((file, "--vocab-size=9"), "--separator: the files do not say where documents end; give the id"),
         ((file, "--vocab-size=9", "--separator=x"), "--separator: 'x' is no id; give a number, none or auto"),
         ((file, "--vocab-size=9", "--eos-token=x"), "--eos-token: there is no --tokenizer that it could be for"),
-        ((file, "--vocab-size=0", "--separator=0"), "--vocab-size: must be at least 1, not 0"),
+        ((file, "--vocab-size=0", "--separator=0"), "--vocab-size: must be from 1 to 16777216, not 0"),
+        ((file, f"--vocab-size={10**15}", "--separator=0"), "--vocab-size: must be from 1 to 16777216, not 1"),
         (
             (file, "--vocab-size=3", "--separator=0"),
             "f.bin: the file holds the id 3, the vocabulary has 3; another --vo",

@@ -53,13 +53,18 @@ def _few_bytes() -> Any:
         (lambda: {"kind": "huggingface"}, "not a tokenizer that this version wrote"),
         (lambda: {"kind": "words"}, "unknown tokenizer kind 'words'"),
         (lambda: ["a"], "not a JSON object"),
-        (lambda: {"added_tokens": [1, {}]}, "not a tokenizer of this library"),
+        (lambda: {"added_tokens": [{}]}, "not a tokenizer of this library"),
+        (lambda: {"added_tokens": [{"special": True, "content": [1]}]}, "not a tokenizer of this library"),
+        (lambda: {"added_tokens": [1]}, "`added_tokens` is not a list of objects"),
+        (lambda: {"added_tokens": 5, "model": {}}, "`added_tokens` is not a list of objects"),
+        (lambda: "[" * 100_000, "malformed JSON: nested too deeply"),
     ],
 )
 def test_a_tokenizer_json_that_would_lose_text_is_refused(make: Any, message: str, tmp_path: Path) -> None:
     made = make()
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(made) if isinstance(made, (dict, list)) else made.to_str())
+    text = made if isinstance(made, str) else json.dumps(made) if isinstance(made, (dict, list)) else made.to_str()
+    path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(str(path))
     assert str(path) in str(caught.value)
@@ -74,6 +79,7 @@ def test_a_tokenizer_json_that_would_lose_text_is_refused(make: Any, message: st
         (lambda lines: [*lines, b"YWFh x"], "gpt2", r"own.tiktoken:339: not a base64"),
         (lambda lines: [*lines, b"YW\xc3h 338"], "gpt2", r"own.tiktoken:339: not a base64"),
         (lambda lines: [*lines, b"YWFhYWFhYWFh 3"], "gpt2", "two pieces have the same rank"),
+        (lambda lines: [*lines, b"YWFhYWFhYWFh 1000000000000"], "gpt2", "a rank is 1000000000000; there are at most"),
         (lambda lines: lines, r"(\S", "--tiktoken-pattern: not a regular expression"),
         (lambda lines: lines, r"\S+", "does not give back .* give a --tiktoken-pattern that matches every character"),
     ],

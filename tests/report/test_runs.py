@@ -46,9 +46,11 @@ def test_a_file_that_is_missing_is_named(name, tmp_path):
     ("name", "text", "says"),
     [
         ("config.json", "{", "config.json: not JSON"),
+        ("config.json", "[" * 100_000, "config.json: not JSON: nested too deeply"),
         ("config.json", "[]", "config.json: not a config"),
         ("config.json", "{}", "data.sequence_length"),
         ("profile.json", "{}", "profile.json: not a profile"),
+        ("profile.json", "[" * 100_000, "profile.json: not JSON: nested too deeply"),
         ("profile.json", "\x00", "profile.json: not JSON"),
     ],
 )

@@ -122,6 +122,20 @@ def test_numbers_that_are_not_finite(store: Path, tmp_path: Path, complaint: Com
         assert told.count(f", not {value}") == len(keys)
 
 
+def test_numbers_that_are_too_large(store: Path, tmp_path: Path, complaint: Complain):
+    keys = ("train.num_steps", "train.global_batch_size", "data.sequence_length", "validation.batch_size")
+    told = complaint(*arguments(store, tmp_path / "run", *(f"--config.{key}=5000000000" for key in keys)))
+    for key in keys:
+        assert f"config.{key}: must be below 2^31, not 5000000000" in told, key
+    keys = ("train.learning_rate", "profile.d_ff", "profile.group_ratios", "model.vocab_size", "train.groups")
+    values = [f"{{'match': 'mlp', 'weight_decay': {10**400}}}" if key == "train.groups" else 10**400 for key in keys]
+    told = complaint(
+        *arguments(store, tmp_path / "run", *(f"--config.{k}={v}" for k, v in zip(keys, values, strict=True)))
+    )
+    for key in keys:
+        assert f"config.{key} is beyond what 64 bits can hold" in told, key
+
+
 def test_names_that_are_no_text(store: Path, tmp_path: Path, complaint: Complain):
     told = complaint(*arguments(store, tmp_path / "run", "--config.train.weight_decay_exclude=(1, 2)"))
     assert "config.train.weight_decay_exclude: 1 is no part of a parameter's name; give texts" in told
@@ -218,13 +232,16 @@ def test_a_workdir_in_which_another_process_trains(store: Path, run: Path, compl
         ("[]", "config is not an object"),
         ('{"train": 5}', "config.train is not an object"),
         ('{"seed": "x"}', 'config.seed is no int: "x"'),
-        ("{", "is not JSON; give another --workdir, or delete it"),
+        ("{", "not JSON: Expecting property name"),
+        (f'{{"seed": {10**30}}}', "config.seed is beyond what 64 bits can hold"),
     ],
 )
 def test_a_damaged_config_in_the_workdir(store: Path, tmp_path: Path, complaint: Complain, text: str, told: str):
     path = tmp_path / "config.json"
     path.write_text(text)
-    assert f"{path}: {told}" in complaint(*arguments(store, tmp_path))
+    message = complaint(*arguments(store, tmp_path))
+    assert f"{path}: {told}" in message
+    assert message.endswith("; give another --workdir, or delete it")
     assert path.read_text() == text
 
 

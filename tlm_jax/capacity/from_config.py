@@ -14,9 +14,11 @@ from ml_collections import ConfigDict
 
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
-from tlm_jax.capacity.shape import LayerShape, is_integer, shape_problems
+from tlm_jax.capacity.shape import LayerShape, divisors, integer_problems, is_integer, shape_problems
 from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError, raise_together
+
+MOST_LAYERS = 10_000  # a table or a compilation of more would never end
 
 _ENDS = ("start_ratio", "end_ratio")
 # Schedule -> the keys it reads of those that only some read. `uniform` stands apart: it reads none and lets all stand,
@@ -92,16 +94,16 @@ def sequence_length(config: ConfigDict) -> int:
 
 
 def _positive(config: ConfigDict, *names: str) -> list[UserError]:
-    return [
-        UserError(f"must be a positive integer, not {config[name]!r}", where=f"config.{name}")
-        for name in names
-        if not (is_integer(config[name]) and config[name] > 0)
-    ]
+    return integer_problems({name: config[name] for name in names}, "config")
 
 
 def _budget_problems(config: ConfigDict) -> list[UserError]:
     """Keys without which no width can be computed."""
-    return _positive(config, "profile.num_layers", "profile.d_ff", "profile.multiple_of")
+    problems = _positive(config, "profile.num_layers", "profile.d_ff", "profile.multiple_of")
+    depth = config.profile.num_layers
+    if not problems and depth > MOST_LAYERS:
+        problems.append(UserError(f"must be at most {MOST_LAYERS}, not {depth}", where="config.profile.num_layers"))
+    return problems
 
 
 def _size_problems(config: ConfigDict) -> list[UserError]:
@@ -124,7 +126,7 @@ def _size_problems(config: ConfigDict) -> list[UserError]:
     if p.head_dim != 0:
         fields["head_dim"] = p.head_dim
     elif positive and p.d_model % (2 * p.num_heads):
-        fits = [heads for heads in range(1, p.d_model + 1) if p.d_model % (2 * heads) == 0]
+        fits = divisors(p.d_model // 2) if p.d_model % 2 == 0 else []
         near = f"the nearest that works is {min(fits, key=lambda heads: abs(heads - p.num_heads))}, or " if fits else ""
         problems.append(
             UserError(

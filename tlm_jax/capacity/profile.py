@@ -10,6 +10,7 @@ from typing import Any
 from tlm_jax.capacity.shape import FIELDS, LayerShape, is_integer, shape_problems
 from tlm_jax.capacity.table import layer_table
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.files import parse_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Profile:
           UserError: not JSON, or not a profile; all faulty layers are told together.
         """
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as error:
             raise UserError(f"not JSON: {error}", where=where) from error
         if not isinstance(values, dict) or not isinstance(values.get("layers"), list):

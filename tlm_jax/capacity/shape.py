@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,23 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    return sorted({*small, *(number // factor for factor in small)})
+
+
+def integer_problems(values: Mapping[str, Any], where: str) -> list[UserError]:
+    """The values, by name, that are no positive int32: ids, positions and axes are that."""
+    problems = []
+    for name, value in values.items():
+        if not (is_integer(value) and value > 0):
+            problems.append(UserError(f"must be a positive integer, not {value!r}", where=f"{where}.{name}"))
+        elif value >= 2**31:
+            problems.append(UserError(f"must be below 2^31, not {value}", where=f"{where}.{name}"))
+    return problems
+
+
 def shape_problems(fields: Mapping[str, Any], where: str) -> list[UserError]:
     """Everything that is wrong with the `LayerShape` fields given; a field that is not given is not judged.
 
@@ -102,16 +120,11 @@ def shape_problems(fields: Mapping[str, Any], where: str) -> list[UserError]:
       fields: field name to value.
       where: put before the field's name in each problem.
     """
-    problems = [
-        UserError(f"must be a positive integer, not {fields[name]!r}", where=f"{where}.{name}")
-        for name in _POSITIVE
-        if name in fields and not (is_integer(fields[name]) and fields[name] > 0)
-    ]
+    problems = integer_problems({name: fields[name] for name in _POSITIVE if name in fields}, where)
     sizes = {name: fields[name] for name in _POSITIVE if name in fields and is_integer(fields[name])}
     heads, kv_heads = sizes.get("num_heads", 0), sizes.get("num_kv_heads", 0)
     if heads > 0 and kv_heads > 0 and heads % kv_heads:
-        divisors = [d for d in range(1, heads + 1) if heads % d == 0]
-        nearest = min(divisors, key=lambda d: abs(d - kv_heads))
+        nearest = min(divisors(heads), key=lambda d: abs(d - kv_heads))
         problems.append(
             UserError(
                 f"{kv_heads} does not divide num_heads={heads}",

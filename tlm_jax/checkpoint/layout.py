@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 
 PARAMS = "params"
 EMA = "ema"
@@ -154,8 +155,8 @@ def read_json(path: Path, item: str) -> dict[str, Any]:
     """
     file = path / item / "data.json"
     try:
-        values = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(file.read_text())
+    except (OSError, ValueError) as error:
         raise damaged(path, f"{item}/data.json cannot be read ({type(error).__name__})") from error
     if not isinstance(values, dict):
         raise damaged(path, f"{item}/data.json is not what was saved")
@@ -172,7 +173,7 @@ def read_json(path: Path, item: str) -> dict[str, Any]:
 def check_completion_mark(path: Path) -> None:
     """Raises a `UserError` when Orbax's completion mark does not read as it was written."""
     try:
-        json.loads((path / _COMPLETION_MARK).read_text())
+        parse_json((path / _COMPLETION_MARK).read_text())
     except (OSError, ValueError) as error:
         raise damaged(path, f"{_COMPLETION_MARK} cannot be read ({type(error).__name__})") from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tlm_jax.compare import execute, summary
 from tlm_jax.compare.page import build_page
-from tlm_jax.compare.plan import Run, Variant, budget_differences, make_runs, make_variants, named_changes
+from tlm_jax.compare.plan import Run, Variant, budget_differences, make_runs, make_variants, named_changes, same_models
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 from tlm_jax.files import only_one, write_result
 
@@ -104,6 +104,8 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> tuple[list[Vari
         )
     if differences:
         print(f"WARNING: the budgets are not equal: {'; '.join(differences)}", file=sys.stderr)
+    for text in same_models(variants):
+        print(f"WARNING: {text}: their runs differ in nothing", file=sys.stderr)
     return variants, make_runs(args.config, overrides, variants, args.seeds, Path(args.workdir))
 
 

@@ -19,7 +19,7 @@ from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
 from tlm_jax.data.mixture import open_data
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError
-from tlm_jax.files import only_one, reason
+from tlm_jax.files import only_one, parse_json, reason
 from tlm_jax.progress import ProgressBar
 from tlm_jax.report.runs import load_run
 from tlm_jax.train.workdir import check_workdir
@@ -128,7 +128,7 @@ def evaluation(run: Run) -> dict[str, Any] | None:
 
 def _read_evaluation(run: Run) -> dict[str, Any]:
     try:
-        found = json.loads((run.workdir / EVALUATION).read_text())
+        found = parse_json((run.workdir / EVALUATION).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -137,6 +137,8 @@ def _read_evaluation(run: Run) -> dict[str, Any]:
 def _mismatch(run: Run, found: Mapping[str, Any]) -> str:
     """By what an evaluation is not the one that the run's config asks for; empty if it is."""
     c = run.config
+    if found and not (isinstance(found.get("loss"), int | float) and isinstance(found.get("tokens"), int)):
+        return "no loss"
     asked = {"step": c.train.num_steps, "weights": c.validation.weights, _DATA: _fingerprint(configs.to_json(c.data))}
     return ", ".join(f"{key} {found.get(key)}, not {value}" for key, value in asked.items() if found.get(key) != value)
 
@@ -263,7 +265,7 @@ def _last_step(run: Run) -> int:
         return 0
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
+            return int(parse_json(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
     return 0

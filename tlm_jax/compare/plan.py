@@ -12,6 +12,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -170,6 +171,20 @@ def budget_differences(variants: Sequence[Variant]) -> list[str]:
         for variant in variants[1:]
         for key in unequal(first.budget, variant.budget)
     ]
+
+
+def same_models(variants: Sequence[Variant]) -> list[str]:
+    """Pairs of variants whose runs would be the same, as text: equal layers, and no other key outside `profile`."""
+
+    return [
+        f"{a.name} and {b.name} have the same layers and settings"
+        for a, b in itertools.combinations(variants, 2)
+        if a.profile == b.profile and _without_profile(a.config) == _without_profile(b.config)
+    ]
+
+
+def _without_profile(config: ConfigDict) -> dict[str, Any]:
+    return {room: values for room, values in config.to_dict().items() if room != "profile"}
 
 
 def make_runs(path: str, overrides: Sequence[str], variants: Sequence[Variant], seeds: int, workdir: Path) -> list[Run]:

@@ -11,6 +11,7 @@ from tlm_jax.data.adopt import AUTO, NONE, Adoption, adopt
 from tlm_jax.data.foreign import LAYOUTS
 from tlm_jax.data.inspection import summary
 from tlm_jax.data.store import TokenStore
+from tlm_jax.data.tokenizer import MOST_IDS
 from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
@@ -60,8 +61,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     reject_overrides([text for text in overrides if text.startswith("-")])
     if args.validation and args.holdout is not None:
         raise UserError("given beside --validation", where="--holdout", mend="give one of them")
-    if args.vocab_size is not None and args.vocab_size < 1:
-        raise UserError(f"must be at least 1, not {args.vocab_size}", where="--vocab-size")
+    if args.vocab_size is not None and not 0 < args.vocab_size <= MOST_IDS:
+        raise UserError(f"must be from 1 to {MOST_IDS}, not {args.vocab_size}", where="--vocab-size")
     holdout = Adoption.holdout if args.holdout is None else args.holdout
     adoption = Adoption(_separator(args.separator), holdout, args.layout, args.dtype)
     tokenizer = chosen_tokenizer(args) or args.vocab_size

@@ -10,6 +10,7 @@ import numpy as np
 
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 
 
 class SeparatedTokenizer(Tokenizer):
@@ -101,7 +102,7 @@ def adopted_tokenizer_from_bytes(kind: str, data: bytes, where: str) -> Tokenize
     if kind not in (SeparatedTokenizer.kind, IdTokenizer.kind):
         return None
     try:
-        entry: dict[str, Any] = json.loads(data)
+        entry: dict[str, Any] = parse_json(data)
         if kind == IdTokenizer.kind:
             return IdTokenizer(entry["num_ids"], entry["separator"])
         inner = tokenizer_from_bytes(entry["kind"], base64.b64decode(entry["data"], validate=True), where)

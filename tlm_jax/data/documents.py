@@ -7,7 +7,6 @@ belongs to the range in which it starts, so ranges that tile a file yield its do
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import IO, Literal
 from tlm_jax.data.compressed import DAMAGE, ENDINGS, Compression, compression_of, open_input, require_compression
 from tlm_jax.data.parquet import Row, read_rows, require_parquet
 from tlm_jax.errors import UserError
-from tlm_jax.files import reason
+from tlm_jax.files import parse_json, reason
 
 SplitText = Literal["file", "paragraph", "line", "size"]
 SPLIT_TEXT: tuple[SplitText, ...] = ("file", "paragraph", "line", "size")
@@ -291,10 +290,10 @@ def _parse_json(line: bytes, number: int, lines: _Lines, text_field: str) -> Doc
         return Problem(reason, detail, lines.path, lines.absolute(number))
 
     try:
-        record = json.loads(line.decode())
+        record = parse_json(line.decode())
     except UnicodeDecodeError as error:
         return problem("invalid UTF-8", f"byte {error.start + 1} of the line")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return problem("malformed JSON", str(error))
     if not isinstance(record, dict):
         return problem("not a JSON object", f"a {type(record).__name__}")

@@ -13,6 +13,7 @@ from tlm_jax.data.extras import optional_library
 from tlm_jax.data.pieces import SPACE_SYMBOL, PieceTokenizer
 from tlm_jax.data.tokenizer import read_definition
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 
 # Specials by which published tokenizers begin, end and pad documents; used where nothing else says which.
 _DEEPSEEK = "<\uff5c{}\u2581of\u2581sentence\uff5c>"
@@ -34,7 +35,9 @@ def definition_from_file(path: Path, bos_token: str = "", eos_token: str = "") -
     """
     text = _read_text(path)
     added = _dictionary(text.encode(), str(path)).get("added_tokens") or []
-    special = {token.get("content") for token in added if isinstance(token, dict) and token.get("special")}
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise UserError("`added_tokens` is not a list of objects", where=str(path))
+    special = {str(token.get("content")) for token in added if token.get("special")}
     config = path.with_name("tokenizer_config.json")
     named = _dictionary(config.read_bytes(), str(config)) if config.is_file() else {}
 
@@ -43,7 +46,10 @@ def definition_from_file(path: Path, bos_token: str = "", eos_token: str = "") -
             return given
         if f"{role}_token" in named:
             token = named[f"{role}_token"]
-            return token.get("content") if isinstance(token, dict) else token
+            token = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(token, str | None):
+                raise UserError(f"{role}_token is no text", where=str(config))
+            return token
         found = [name for name in known if name in special]
         if len(found) > 1 and role != "pad":
             what = f"several tokens could be meant: {', '.join(found)}"
@@ -67,7 +73,7 @@ def _read_text(path: Path) -> str:
 
 def _dictionary(data: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = parse_json(data)
     except ValueError as error:
         raise UserError(f"malformed JSON: {error}", where=where) from error
     if not isinstance(found, dict):

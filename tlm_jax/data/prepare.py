@@ -42,7 +42,7 @@ from tlm_jax.data.units import (
 )
 from tlm_jax.data.workers import available_cpus, run_jobs
 from tlm_jax.errors import UserError
-from tlm_jax.files import PARTIAL, only_writer, write_atomically, write_error
+from tlm_jax.files import PARTIAL, only_writer, parse_json, write_atomically, write_error
 from tlm_jax.progress import ProgressBar
 
 _PLAN = "plan.json"
@@ -185,7 +185,7 @@ def _begin(output: Path, description: dict[str, Any]) -> None:
         leftover.unlink(missing_ok=True)
     if file.is_file():
         try:
-            before = json.loads(file.read_bytes())
+            before = parse_json(file.read_bytes())
         except ValueError as error:
             raise UserError("the plan cannot be read", where=str(file), mend="delete the output") from error
         finished = any((output / UNITS).glob("*"))

@@ -29,6 +29,7 @@ from tlm_jax.data.documents import DocumentFormat, Problem, find_inputs, read_do
 from tlm_jax.data.stored_file import StoredFile
 from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -165,7 +166,7 @@ class TokenStore:
         if not file.is_file():
             raise UserError("the token store is not complete", where=str(path), mend="run `tlm prepare` again")
         try:
-            store = TokenStore(path, json.loads(file.read_bytes()))
+            store = TokenStore(path, parse_json(file.read_bytes()))
             version = store.manifest["format_version"]
             if version != FORMAT_VERSION:
                 what = f"the store has format {version}, this version reads {FORMAT_VERSION}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from tlm_jax.data.extras import optional_library
 from tlm_jax.data.pieces import PieceTokenizer
-from tlm_jax.data.tokenizer import UnfitText, read_definition
+from tlm_jax.data.tokenizer import MOST_IDS, UnfitText, read_definition
 from tlm_jax.errors import UserError
 
 _R50K = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -158,4 +158,6 @@ def _read_ranks(text: str, where: str) -> dict[bytes, int]:
         raise UserError(f"the ranks lack the byte 0x{lacks[0]:02X}", where=where, mend="was the file cut short?")
     if len(set(ranks.values())) < len(ranks) or min(ranks.values()) < 0:
         raise UserError("two pieces have the same rank, or one a negative", where=where, mend="was the file changed?")
+    if max(ranks.values()) >= MOST_IDS:
+        raise UserError(f"a rank is {max(ranks.values())}", where=where, mend=f"there are at most {MOST_IDS}")
     return ranks

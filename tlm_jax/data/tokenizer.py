@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 
 # Kinds of tokenizers that need a library: module and class.
 _KINDS = {
@@ -32,6 +33,7 @@ _KINDS = {
     "huggingface": ("tlm_jax.data.huggingface_tokenizer", "HuggingFaceTokenizer"),
     "tiktoken": ("tlm_jax.data.tiktoken_tokenizer", "TiktokenTokenizer"),
 }
+MOST_IDS = 2**24  # of a vocabulary; tables of all ids are held
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _WHAT_THERE_IS = "give `byte`, a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file"
 
@@ -163,7 +165,7 @@ def read_definition(data: bytes, keys: Sequence[str], where: str) -> dict[str, A
       UserError: it is none, or one of the keys is missing.
     """
     try:
-        found = json.loads(data)
+        found = parse_json(data)
         return {key: found[key] for key in keys}
     except (ValueError, LookupError, TypeError) as error:
         raise UserError("not a tokenizer that this version wrote", where=where, mend=_WHAT_THERE_IS) from error
@@ -199,7 +201,7 @@ def load_tokenizer(spec: str, *, bos_token: str = "", eos_token: str = "", tikto
 
         data = definition_from_ranks(data, tiktoken_pattern, spec)
     elif kind == "ours":
-        kind = json.loads(data)["kind"]
+        kind = parse_json(data)["kind"]
     return tokenizer_from_bytes(kind, data or ByteTokenizer().to_bytes(), where=spec)
 
 
@@ -212,7 +214,7 @@ def _kind_of(spec: str, data: bytes) -> str:
     if not spec.endswith(".json"):
         return "sentencepiece"
     try:
-        definition = json.loads(data)
+        definition = parse_json(data)
     except ValueError as error:
         raise UserError(f"malformed JSON: {error}", where=spec, mend=_WHAT_THERE_IS) from error
     return "ours" if isinstance(definition, dict) and isinstance(definition.get("kind"), str) else "huggingface"

@@ -19,7 +19,7 @@ from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts, generation_settings
 from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_checkpoint
 from tlm_jax.evaluate.sampling import Sampling
-from tlm_jax.files import reason, write_result
+from tlm_jax.files import parse_json, reason, write_result
 from tlm_jax.parallel.devices import use_compilation_cache
 
 _SEPARATOR = "-" * 80
@@ -151,7 +151,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            prompt = json.loads(line)["prompt"]
+            prompt = parse_json(line)["prompt"]
         except (ValueError, KeyError, TypeError):
             prompt = None
         if not isinstance(prompt, str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from tlm_jax.capacity.budget import TRAIN_TOKENS, budget
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.errors import UserError
+from tlm_jax.files import parse_json
 from tlm_jax.train.writers import parse_records
 
 Record = Mapping[str, Any]
@@ -140,7 +140,7 @@ def _text(path: Path) -> str:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(_text(path))
+        values = parse_json(_text(path))
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=str(path)) from error
 
@@ -185,7 +185,7 @@ def _optional(path: Path, kind: type, notes: list[str]) -> Any:
         notes.append(f"There is no {path.name}.")
         return None
     try:
-        value = json.loads(_text(path))
+        value = parse_json(_text(path))
     except (ValueError, UserError):
         value = None
     if not isinstance(value, kind):

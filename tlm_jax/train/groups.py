@@ -64,7 +64,7 @@ def check_groups(train: ConfigDict) -> list[UserError]:
             if key == "match":
                 try:
                     re.compile(value)
-                except re.error as error:
+                except (re.error, OverflowError, RecursionError) as error:
                     problems.append(UserError(f"{value!r} is no regular expression: {error}", where=_KEY))
             elif key not in _NUMBERS:
                 mend = f"there are match, {', '.join(_NUMBERS)}"

@@ -74,8 +74,11 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
     }
     for key, least in minimum.items():
         room, name = key.split(".")
-        if not least <= config[room][name] < math.inf:
-            problems.append(UserError(f"must be at least {least}, not {config[room][name]}", where=f"config.{key}"))
+        value = config[room][name]
+        if isinstance(value, int) and value >= 2**31:  # counters and shapes are int32
+            problems.append(UserError(f"must be below 2^31, not {value}", where=f"config.{key}"))
+        elif not least <= value < math.inf:
+            problems.append(UserError(f"must be at least {least}, not {value}", where=f"config.{key}"))
     if config.checkpoint.keep_best > 0 and not config.validation.every_steps:
         where, mend = "config.checkpoint.keep_best", "set config.validation.every_steps"
         problems.append(UserError("a run that is validated only at its end has no best", where=where, mend=mend))

@@ -58,8 +58,9 @@ def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str) ->
     """
     try:
         changed = changed_keys(configs.from_json(saved, where), config)
-    except json.JSONDecodeError as error:
-        raise UserError("is not JSON", where=where, mend="give another --workdir, or delete it") from error
+    except UserError as error:
+        mend = error.mend or "give another --workdir, or delete it"
+        raise UserError(error.what, where=error.where, mend=mend) from error
     if changed:
         raise UserError(
             f"the directory holds a run of another config ({'; '.join(changed)})",

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tlm_jax.errors import UserError
-from tlm_jax.files import reason, write_atomically
+from tlm_jax.files import parse_json, reason, write_atomically
 
 Record = dict[str, Any]
 
@@ -35,7 +35,7 @@ def parse_records(text: str) -> tuple[list[Record], list[int]]:
     records, damaged = [], []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             record = None
         if isinstance(record, dict) and isinstance(record.get("step"), int):
