@@ -156,13 +156,14 @@ last_step() {
 
 # Trains, but stops the command halfway as a preemption would, sees that it exits with 75, and leaves the rest to `run`.
 train_halfway() {
-  local status=0 half=$((NUM_STEPS / 2))
+  local status=0 half=$((NUM_STEPS / 2)) step
   say "local.sh: this is stopped on purpose at about step $half, as a preemption would; then it goes on"
   show "$@"
   if [ "$DRY_RUN" -eq 1 ]; then return; fi
   start "$@"
   while kill -0 "$CHILD" 2>/dev/null; do
-    if [ "$(last_step "$RUN")" -ge "$half" ]; then
+    step=$(last_step "$RUN") || true # Ctrl-C ends it
+    if [ "${step:-0}" -ge "$half" ]; then
       say "local.sh: sending SIGTERM; the run must save and exit with 75"
       kill -TERM "$CHILD" 2>/dev/null || true
       break
