@@ -6,6 +6,7 @@
 #
 # TLM_PYTHON   the Python to use (default: the first of python3, python3.13, python3.12, python3.11 that is new enough)
 # TLM_VENV     where the virtual environment goes (default: .venv at the repository's root)
+# TLM_ACCELERATOR   cuda12, cuda13 or tpu: what jax needs for it is installed too (default: nothing, for the CPU)
 #
 # Exit codes: 0 done, 2 something to install first (one line says what).
 
@@ -89,8 +90,25 @@ install_requirements() {
   fi
 }
 
+# What jax needs beside itself for an accelerator, of the version that is pinned.
+install_accelerator() {
+  local version wanted stamp=$VENV/.tlm_accelerator
+  wanted="$1 $(cat "$STAMP")"
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+  version=$("$VENV/bin/python" -c 'import importlib.metadata; print(importlib.metadata.version("jax"))')
+  say "environment: installing jax[$1]==$version"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "jax[$1]==$version" ||
+    fail "pip could not install jax[$1]==$version; the lines above say why"
+  printf '%s\n' "$wanted" >"$stamp"
+}
+
 # Creates or reuses the environment and puts its programs first on PATH.
 setup_environment() {
+  setup_pinned
+  if [ -n "${TLM_ACCELERATOR:-}" ]; then install_accelerator "$TLM_ACCELERATOR"; fi
+}
+
+setup_pinned() {
   local python
   if [ -x "$VENV/bin/python" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$(fingerprint "$VENV/bin/python")" ]; then
     PATH=$VENV/bin:$PATH

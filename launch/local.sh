@@ -20,6 +20,8 @@
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+# shellcheck source-path=SCRIPTDIR source=child.sh
+. "$(dirname "${BASH_SOURCE[0]}")/child.sh"
 
 usage() {
   awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
@@ -79,50 +81,9 @@ RUN=$OUTPUT/run UNIFORM=$OUTPUT/uniform STORE=$OUTPUT/store TOKENIZER=$OUTPUT/to
 
 # --- running, stopping, telling -----------------------------------------------------------------------------------------
 
-CHILD='' STOPPED=0
-
-# One signal reaches the command once: it runs in a process group of its own, and this passes the signal on.
-on_signal() {
-  STOPPED=1
-  if [ -n "$CHILD" ]; then kill -s "$1" "$CHILD" 2>/dev/null || true; fi
-}
-trap 'on_signal INT' INT
-trap 'on_signal TERM' TERM
-
 resumable() {
   say "" "stopped; the same command goes on from here:" "  $COMMAND" >&2
   exit 75
-}
-
-# Prints words as one would type them.
-quoted() {
-  local word line=''
-  for word in "$@"; do
-    if [[ ! $word =~ ^[A-Za-z0-9_./:=,+@%-]+$ ]]; then word="'${word//\'/\'\\\'\'}'"; fi
-    line+="${line:+ }$word"
-  done
-  say "$line"
-}
-
-show() { say "\$ $(quoted "$@")"; }
-
-start() {
-  set -m # a process group of its own
-  "$@" </dev/null &
-  CHILD=$!
-  set +m
-}
-
-# Waits for the command to end; a signal interrupts `wait`, not the command.
-finish() {
-  local status=0
-  wait "$CHILD" || status=$?
-  while kill -0 "$CHILD" 2>/dev/null; do
-    status=0
-    wait "$CHILD" || status=$?
-  done
-  CHILD=''
-  return "$status"
 }
 
 # Ends the script unless the command was a success.
