@@ -15,34 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from stand_ins import CONFIG, LAUNCH, ROOT, commands, executable, names, wait_for
 
 from tlm_jax.cli import COMMANDS
-
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = ROOT / "launch"
-CONFIG = str(ROOT / "configs" / "quickstart.py")
-
-
-def executable(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """Variables under which an environment is ready whose `python` is this one and whose `tlm` is the stub."""
-    venv = tmp_path / "venv"
-    executable(venv / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    executable(venv / "bin" / "tlm", f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent}/stub_tlm.py "$@"\n')
-    script = f'. {LAUNCH}/environment.sh; fingerprint {venv}/bin/python > "$STAMP"'
-    variables = os.environ | {"TLM_VENV": str(venv), "TLM_LOG": str(tmp_path / "log.jsonl")}
-    subprocess.run(["bash", "-c", script], env=variables, check=True)
-    return variables
 
 
 @pytest.fixture
@@ -63,14 +41,6 @@ def local(tmp_path, environment):
         return result, commands(log)
 
     return run
-
-
-def commands(log: Path) -> list[list[str]]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def names(calls: list[list[str]]) -> list[str]:
-    return [call[0] for call in calls]
 
 
 SHORT = "--config.train.num_steps=100"
@@ -199,9 +169,7 @@ def test_a_signal_stops_training_cleanly_and_the_same_command_finishes(local, en
         process_group=0,
     )  # fmt: skip
     metrics = tmp_path / "runs/quickstart/run/metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(metrics)
     os.killpg(script.pid, number)
     _, errors = script.communicate(timeout=240)
     assert script.returncode == 75
@@ -232,132 +200,6 @@ def test_bad_input_is_one_line_and_exit_code_2(local, arguments, message):
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert calls == []
-
-
-# --- gpu_node.sh ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu_node(tmp_path, environment):
-    """Starts launch/gpu_node.sh in an empty folder, on a machine with one GPU and an environment that is ready."""
-    executable(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: stand-in'\n")
-    venv = Path(environment["TLM_VENV"])
-    (venv / ".tlm_accelerator").write_text(f"cuda12 {(venv / '.tlm_requirements').read_text()}")
-    variables = environment | {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}"}
-
-    def start(*arguments: str, **more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(LAUNCH / "gpu_node.sh"), *arguments],
-            cwd=tmp_path,
-            env=variables | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    return start
-
-
-TRAINING = (CONFIG, "--workdir=run", "--config.mesh.fsdp=8")
-
-
-def test_gpu_node_trains_to_the_end(gpu_node, environment):
-    out, errors = (script := gpu_node(*TRAINING)).communicate(timeout=240)
-    assert script.returncode == 0, errors
-    assert "GPU 0: stand-in" in out
-    assert "tlm eval --checkpoint=run" in out
-    wanted = ["train", f"--config={CONFIG}", "--workdir=run", "--config.mesh.fsdp=8"]
-    assert commands(Path(environment["TLM_LOG"])) == [wanted]
-
-
-def test_gpu_node_starts_again_what_was_preempted(gpu_node, tmp_path, environment):
-    """The training alone gets the signal, as from whoever takes the machine's devices away."""
-    script = gpu_node(*TRAINING)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    subprocess.run(["pkill", "-TERM", "-f", f"stub_tlm.py train --config={CONFIG} --workdir=run"], check=True)
-    out, errors = script.communicate(timeout=240)
-    assert script.returncode == 0, errors
-    assert "it exited with 75, saved and resumable; start 2" in out
-    assert names(commands(Path(environment["TLM_LOG"]))) == ["train", "train"]
-    assert [json.loads(line)["step"] for line in metrics.open()] == list(range(1, 101))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_gpu_node_passes_a_signal_on_and_is_resumable(gpu_node, tmp_path, number):
-    script = gpu_node(*TRAINING)
-    deadline = time.monotonic() + 240
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    script.send_signal(number)
-    _, errors = script.communicate(timeout=240)
-    assert script.returncode == 75
-    assert f"launch/gpu_node.sh {' '.join(TRAINING)}" in errors
-    assert 0 < int((tmp_path / "run" / "saved_step").read_text()) < 100
-
-
-def test_gpu_node_gives_up_and_passes_other_codes_on(gpu_node, environment):
-    for code, starts, told in (("75", 3, "stopped early 3 times, and --restarts is 2"), ("2", 1, "with exit code 2")):
-        Path(environment["TLM_LOG"]).unlink(missing_ok=True)
-        script = gpu_node(*TRAINING, "--restarts=2", TLM_FAIL="train", TLM_FAIL_CODE=code)
-        _, errors = script.communicate(timeout=240)
-        assert script.returncode == int(code)
-        assert told in errors
-        assert len(commands(Path(environment["TLM_LOG"]))) == starts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no config"),
-        (["missing.py"], "no such config file: missing.py"),
-        ([CONFIG], "--workdir says where the run goes"),
-        ([CONFIG, "--workdir=w", "--cuda=11"], "--cuda takes 12 or 13, not 11"),
-        ([CONFIG, "--workdir=w", "--restarts=-1"], "--restarts takes a number, not -1"),
-        ([CONFIG, "--workdir"], "--workdir needs a value"),
-        ([CONFIG, "--gpus=8"], "unknown option --gpus"),
-    ],
-)
-def test_gpu_node_says_what_is_wrong_in_one_line(gpu_node, arguments, message):
-    script = gpu_node(*arguments)
-    _, errors = script.communicate(timeout=240)
-    assert script.returncode == 2
-    assert message in errors
-    assert errors.count("\n") == 1
-
-
-def test_gpu_node_without_a_gpu(gpu_node, tmp_path):
-    executable(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
-    script = gpu_node(*TRAINING)
-    _, errors = script.communicate(timeout=240)
-    assert script.returncode == 2
-    assert "finds no GPU here" in errors
-
-
-def test_gpu_node_dry_run(gpu_node, environment):
-    out, _ = (script := gpu_node(*TRAINING, "--cuda=13", "--dry-run")).communicate(timeout=240)
-    assert script.returncode == 0
-    assert out.splitlines() == [
-        f"$ TLM_ACCELERATOR=cuda13 {LAUNCH}/environment.sh",
-        f"$ tlm train --config={CONFIG} --workdir=run --config.mesh.fsdp=8",
-    ]
-    assert commands(Path(environment["TLM_LOG"])) == []
-
-
-def test_what_an_accelerator_needs_is_installed_once_and_as_pinned(tmp_path, environment):
-    python = Path(environment["TLM_VENV"]) / "bin" / "python"
-    executable(
-        python,
-        f'#!/bin/sh\ncase "$*" in *"pip install"*) echo "$@" >> {tmp_path}/pip ;; '
-        f'*) exec {sys.executable} "$@" ;; esac\n',
-    )
-    for _ in range(2):
-        subprocess.run([str(LAUNCH / "environment.sh")], env=environment | {"TLM_ACCELERATOR": "cuda12"}, check=True)
-    (call,) = (tmp_path / "pip").read_text().splitlines()
-    assert call.endswith(f"jax[cuda12]=={importlib.metadata.version('jax')}")
 
 
 # --- environment.sh ---------------------------------------------------------------------------------------------------
