@@ -350,6 +350,8 @@ def from_json(text: str, where: str = "config") -> ConfigDict:
             if isinstance(node[key], ConfigDict):
                 fill(node[key], value, f"{prefix}{key}.")
                 continue
+            if _has_huge_integer(value):
+                raise _huge(f"{prefix}{key}", where)
             try:
                 node[key] = tuple(value) if isinstance(value, list) else value
             except (TypeError, ValueError) as error:
@@ -361,5 +363,4 @@ def from_json(text: str, where: str = "config") -> ConfigDict:
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=where) from error
     fill(config, values, "")
-    _check_integers(config, where)
     return config

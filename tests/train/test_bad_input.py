@@ -234,6 +234,7 @@ def test_a_workdir_in_which_another_process_trains(store: Path, run: Path, compl
         ('{"seed": "x"}', 'config.seed is no int: "x"'),
         ("{", "not JSON: Expecting property name"),
         (f'{{"seed": {10**30}}}', "config.seed is beyond what 64 bits can hold"),
+        (f'{{"train": {{"learning_rate": {10**400}}}}}', "config.train.learning_rate is beyond what 64 bits can hold"),
     ],
 )
 def test_a_damaged_config_in_the_workdir(store: Path, tmp_path: Path, complaint: Complain, text: str, told: str):

@@ -7,7 +7,7 @@ import itertools
 import json
 from typing import Any
 
-from tlm_jax.capacity.shape import FIELDS, LayerShape, is_integer, shape_problems
+from tlm_jax.capacity.shape import FIELDS, LayerShape, integer_problems, shape_problems
 from tlm_jax.capacity.table import layer_table
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.files import parse_json
@@ -33,11 +33,7 @@ class Profile:
     tied_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        problems = [
-            UserError(f"must be a positive integer, not {value!r}", where=f"profile.{name}")
-            for name, value in (("vocab_size", self.vocab_size), ("d_embedding", self.d_embedding))
-            if not (is_integer(value) and value > 0)
-        ]
+        problems = integer_problems({"vocab_size": self.vocab_size, "d_embedding": self.d_embedding}, "profile")
         if not self.layers:
             problems.append(UserError("there are no layers", where="profile.layers"))
         other = [index for index, layer in enumerate(self.layers) if layer.d_model != self.d_embedding]

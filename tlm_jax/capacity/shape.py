@@ -120,10 +120,11 @@ def shape_problems(fields: Mapping[str, Any], where: str) -> list[UserError]:
       fields: field name to value.
       where: put before the field's name in each problem.
     """
-    problems = integer_problems({name: fields[name] for name in _POSITIVE if name in fields}, where)
-    sizes = {name: fields[name] for name in _POSITIVE if name in fields and is_integer(fields[name])}
+    given = {name: fields[name] for name in _POSITIVE if name in fields}
+    problems = integer_problems(given, where)
+    sizes = {name: value for name, value in given.items() if not integer_problems({name: value}, where)}
     heads, kv_heads = sizes.get("num_heads", 0), sizes.get("num_kv_heads", 0)
-    if heads > 0 and kv_heads > 0 and heads % kv_heads:
+    if heads and kv_heads and heads % kv_heads:
         nearest = min(divisors(heads), key=lambda d: abs(d - kv_heads))
         problems.append(
             UserError(
@@ -132,7 +133,7 @@ def shape_problems(fields: Mapping[str, Any], where: str) -> list[UserError]:
                 mend=f"the nearest that does is {nearest}",
             )
         )
-    if sizes.get("head_dim", 0) > 0 and sizes["head_dim"] % 2:
+    if sizes.get("head_dim", 0) % 2:
         problems.append(
             UserError(f"must be even for rotary embeddings, not {sizes['head_dim']}", where=f"{where}.head_dim")
         )
