@@ -296,6 +296,7 @@ def test_settings_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ((file,), "one of the arguments --tokenizer --vocab-size is required"),
         ((file, "--vocab-size=9"), "--separator: the files do not say where documents end; give the id"),
         ((file, "--vocab-size=9", "--separator=x"), "--separator: 'x' is no id; give a number, none or auto"),
+        ((file, "--vocab-size=9", f"--separator={'1' * 5000}"), "is no id; give a number, none or auto"),
         ((file, "--vocab-size=9", "--eos-token=x"), "--eos-token: there is no --tokenizer that it could be for"),
         ((file, "--vocab-size=0", "--separator=0"), "--vocab-size: must be from 1 to 16777216, not 0"),
         ((file, f"--vocab-size={10**15}", "--separator=0"), "--vocab-size: must be from 1 to 16777216, not 1"),

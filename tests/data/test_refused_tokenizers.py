@@ -12,7 +12,7 @@ from foreign_tokenizers import byte_level, prepended, save, sentencepiece_model,
 from small_texts import make_texts
 
 from tlm_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from tlm_jax.data.tokenizer import load_tokenizer
+from tlm_jax.data.tokenizer import MOST_IDS, load_tokenizer
 from tlm_jax.errors import UserError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -50,7 +50,19 @@ def _few_bytes() -> Any:
         (lambda: _changed(byte_level(), lambda spec: spec["model"].update(dropout=0.1)), "at random"),
         (lambda: _changed(byte_level(), lambda spec: spec.pop("model")), "not a tokenizer of this library"),
         (lambda: _changed(prepended(), lambda spec: spec["model"]["vocab"].pop("<0x41>")), "<0x41>"),
+        (
+            lambda: _changed(byte_level(), lambda spec: spec["model"]["vocab"].update({"unheard of": MOST_IDS})),
+            f"an id is {MOST_IDS}; there are at most {MOST_IDS}",
+        ),
         (lambda: {"kind": "huggingface"}, "not a tokenizer that this version wrote"),
+        (
+            lambda: {"kind": "huggingface", "bos_token": 1, "eos_token": "", "pad_token": "", "tokenizer.json": ""},
+            "not a tokenizer that this version wrote",
+        ),
+        (
+            lambda: {"kind": "tiktoken", "pattern": "a", "eos_id": None, "vocab_size": None, "ranks": 5},
+            "not a tokenizer that this version wrote",
+        ),
         (lambda: {"kind": "words"}, "unknown tokenizer kind 'words'"),
         (lambda: ["a"], "not a JSON object"),
         (lambda: {"added_tokens": [{}]}, "not a tokenizer of this library"),
@@ -110,6 +122,7 @@ def test_sentencepiece_models_that_lose_text_are_refused(choices: dict[str, Any]
     [
         ("byte", {"bos_token": "<s>"}, "--bos-token: byte has no use for it"),
         ("json", {"tiktoken_pattern": "gpt2"}, "--tiktoken-pattern: .* has no use for it"),
+        ("json", {"eos_token": "\ud800"}, r"the tokenizer has no eos_token '\\ud800'"),
         ("tiktoken", {"tiktoken_pattern": "gpt2", "eos_token": "x"}, "--eos-token: .* has no use for it"),
         ("directory", {}, "no such tokenizer; name the file in it"),
         ("bad.json", {}, "malformed JSON"),

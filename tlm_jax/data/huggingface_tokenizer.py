@@ -11,7 +11,7 @@ from typing import Any
 
 from tlm_jax.data.extras import optional_library
 from tlm_jax.data.pieces import SPACE_SYMBOL, PieceTokenizer
-from tlm_jax.data.tokenizer import read_definition
+from tlm_jax.data.tokenizer import MOST_IDS, read_definition
 from tlm_jax.errors import UserError
 from tlm_jax.files import parse_json
 
@@ -101,13 +101,16 @@ class HuggingFaceTokenizer(PieceTokenizer):
     def __init__(self, definition: bytes, where: str = "tokenizer") -> None:
         self._definition = definition
         self._library = optional_library("tokenizers", where)
-        chosen = read_definition(definition, ("bos_token", "eos_token", "pad_token", "tokenizer.json"), where)
+        types = {**dict.fromkeys(("bos_token", "eos_token", "pad_token"), str | None), "tokenizer.json": str}
+        chosen = read_definition(definition, types, where)
         self._spec = _dictionary(chosen["tokenizer.json"].encode(), where)
         self._first = self._build(chosen["tokenizer.json"], where)
         self._byte_level = self._check_lossless(where)
         self._added_tokens = self._first.get_added_tokens_decoder()
         self._names = {i: token for token, i in self._first.get_vocab(with_added_tokens=True).items()}
         self.vocab_size = max(self._names, default=-1) + 1
+        if self.vocab_size > MOST_IDS:
+            raise UserError(f"an id is {self.vocab_size - 1}", where=where, mend=f"there are at most {MOST_IDS}")
         ids = [self._id_of(chosen[f"{role}_token"], role, where) for role in ("bos", "eos", "pad")]
         self._add_specials(*ids)
         if not self._byte_level:
@@ -140,7 +143,10 @@ class HuggingFaceTokenizer(PieceTokenizer):
         return False
 
     def _id_of(self, token: str | None, role: str, where: str) -> int | None:
-        token_id = None if token is None else self._first.token_to_id(token)
+        try:
+            token_id = None if token is None else self._first.token_to_id(token)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            token_id = None
         if token is not None and token_id is None:
             mend = f"name one of its tokens with --{role}-token"
             raise UserError(f"the tokenizer has no {role}_token {token!r}", where=where, mend=mend)

@@ -113,7 +113,8 @@ class TiktokenTokenizer(PieceTokenizer):
     def __init__(self, definition: bytes, where: str = "tokenizer") -> None:
         self._definition = definition
         library = optional_library("tiktoken", where)
-        chosen = read_definition(definition, ("pattern", "eos_id", "vocab_size", "ranks"), where)
+        types = {"pattern": str, "eos_id": int | None, "vocab_size": int | None, "ranks": str}
+        chosen = read_definition(definition, types, where)
         ranks = _read_ranks(chosen["ranks"], where)
         self._pieces = {rank: piece for piece, rank in ranks.items()}
         try:

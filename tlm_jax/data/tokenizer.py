@@ -18,7 +18,7 @@ import importlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +158,23 @@ def tokenizer_from_bytes(kind: str, data: bytes, where: str = "tokenizer") -> To
     raise UserError(f"unknown tokenizer kind {kind!r}", where=where)
 
 
-def read_definition(data: bytes, keys: Sequence[str], where: str) -> dict[str, Any]:
+def read_definition(data: bytes, types: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Reads a `to_bytes` that is JSON.
 
+    Args:
+      data: the text.
+      types: of each key's value.
+      where: the file's name, for messages.
+
     Raises:
-      UserError: it is none, or one of the keys is missing.
+      UserError: it is none, or one of the keys is missing or of another type.
     """
     try:
         found = parse_json(data)
-        return {key: found[key] for key in keys}
+        chosen = {key: found[key] for key in types}
+        if not all(isinstance(chosen[key], kind) for key, kind in types.items()):
+            raise TypeError
+        return chosen
     except (ValueError, LookupError, TypeError) as error:
         raise UserError("not a tokenizer that this version wrote", where=where, mend=_WHAT_THERE_IS) from error
 
