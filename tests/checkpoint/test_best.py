@@ -176,3 +176,5 @@ def test_the_word_for_a_step():
 def test_settings_out_of_range(tmp_path: Path, manager_at: Manager):
     with pytest.raises(UserError, match=r"2 problems.*best_metric: 'accuracy'.*validation/loss, .*keep_best: -1"):
         manager_at(tmp_path, best_metric="accuracy", keep_best=-1)
+    with pytest.raises(UserError, match=r"timeout_seconds: 1e\+300 is out of range; it takes more than 0, at most"):
+        manager_at(tmp_path, timeout_seconds=1e300)

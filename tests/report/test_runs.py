@@ -112,9 +112,9 @@ def test_names_are_made_unique(tmp_path):
     assert load_runs([str(first)])[0].name == "same"
 
 
-def test_null_and_infinite_values_are_missing(tmp_path):
+def test_null_infinite_and_huge_values_are_missing(tmp_path):
     path = make_run(tmp_path, "cosine", steps=3)
-    records = [{"step": 1, "loss": None}, {"step": 2, "loss": math.inf}, {"step": 3, "loss": 2.0}]
+    records = [{"step": i, "loss": loss} for i, loss in enumerate((None, math.inf, 2.0, math.nan, 10**400), 1)]
     (path / "metrics.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     assert [(record["step"], loss) for record, loss in load_run(str(path)).series("loss")] == [(3, 2.0)]
 

@@ -335,6 +335,7 @@ class _BackgroundSave:
         return self._done.wait(max(0.0, timeout))
 
 
+_LONGEST = threading.TIMEOUT_MAX  # seconds that a thread can wait
 EXIT_GRACE_SECONDS = 5.0  # for a save that took too long, after the main thread has ended
 
 
@@ -369,7 +370,7 @@ def check_checkpoint_keys(
         "every_steps": (every_steps, every_steps >= 0, "0 or more"),
         "every_seconds": (every_seconds, every_seconds >= 0, "0 or more"),
         "keep_last": (keep_last, keep_last >= 1, "1 or more"),
-        "timeout_seconds": (timeout_seconds, timeout_seconds > 0, "more than 0"),
+        "timeout_seconds": (timeout_seconds, 0 < timeout_seconds <= _LONGEST, f"more than 0, at most {_LONGEST:g}"),
         "best_metric": (repr(best_metric), best_metric in retention.METRICS, ", ".join(retention.METRICS)),
         "keep_best": (keep_best, keep_best >= 0, "0 or more"),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,9 @@ class Run:
 
 def number(value: Any) -> float | None:
     """`value` as a finite float, or None if it is anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    return float(value) if abs(value) <= sys.float_info.max else None  # of an integer, isfinite may overflow
 
 
 def load_runs(directories: Sequence[str]) -> list[Run]:
