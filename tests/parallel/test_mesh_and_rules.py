@@ -76,6 +76,8 @@ def test_a_cpu_is_measured_and_an_accelerator_looked_up():
     value, source = peak_flops(jax.devices()[0], np.dtype("float32"))
     assert value > 1e8
     assert "measured" in source
+    with jax.set_mesh(make_mesh(sizes(data=2, fsdp=4))):  # as the loop calls it
+        assert peak_flops(jax.devices()[0], np.dtype("float32"))[1] == source
 
     class Device:
         device_kind = "NVIDIA H100 80GB HBM3"
