@@ -54,6 +54,7 @@ class IdTokenizer(Tokenizer):
     """
 
     kind = "ids"
+    prefix = b" "
 
     def __init__(self, num_ids: int, separator: int | None) -> None:
         self._num_ids, self._separator = num_ids, separator
@@ -76,7 +77,7 @@ class IdTokenizer(Tokenizer):
         return np.array(parts, np.int32)
 
     def id_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id == self.eos_id else f"{token_id} ".encode()
+        return b"" if token_id == self.eos_id else f" {token_id}".encode()
 
     def token_bytes(self) -> np.ndarray:
         return np.zeros(self.vocab_size, np.int32)
