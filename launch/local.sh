@@ -23,10 +23,6 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=child.sh
 . "$(dirname "${BASH_SOURCE[0]}")/child.sh"
 
-usage() {
-  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
-}
-
 # --- the command line ---------------------------------------------------------------------------------------------------
 
 CONFIG='' OUTPUT='' HOLDOUT=0.02 SPLIT_TEXT=file TWIN=1 INTERRUPT=1 DRY_RUN=0

@@ -23,54 +23,29 @@ LAUNCH=${TLM_LAUNCH:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
 . "$LAUNCH/environment.sh"
 # shellcheck source-path=SCRIPTDIR source=child.sh
 . "$LAUNCH/child.sh"
+# shellcheck source-path=SCRIPTDIR source=training.sh
+. "$LAUNCH/training.sh"
 
-CONFIG='' WORKDIR='' NODES='' GRACE=300 CUDA=12 RESTARTS=100 DRY_RUN=0
-OVERRIDES=() SBATCH=() ARGUMENTS=("$@")
+NODES='' GRACE=300
+SBATCH=() ARGUMENTS=("$@")
 
-while [ $# -gt 0 ]; do
+own_option() {
   case $1 in
-    -h | --help)
-      awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
-      exit 0
-      ;;
-    --workdir=* | --nodes=* | --sbatch=* | --grace=* | --cuda=* | --restarts=*)
-      set -- "${1%%=*}" "${1#*=}" "${@:2}" && continue
-      ;;
-    --workdir | --nodes | --sbatch | --grace | --cuda | --restarts)
-      [ $# -ge 2 ] || fail "$1 needs a value"
-      case $1 in
-        --workdir) WORKDIR=$2 ;;
-        --nodes) NODES=$2 ;;
-        --sbatch) SBATCH+=("$2") ;;
-        --grace) GRACE=$2 ;;
-        --cuda) CUDA=$2 ;;
-        --restarts) RESTARTS=$2 ;;
-      esac
-      shift
-      ;;
-    --dry-run) DRY_RUN=1 ;;
-    --config.*=*) OVERRIDES+=("$1") ;;
-    -*) fail "unknown option $1; --help lists them" ;;
-    *)
-      [ -z "$CONFIG" ] || fail "two configs, $CONFIG and $1"
-      CONFIG=$1
-      ;;
+    --nodes) NODES=$2 ;;
+    --grace) GRACE=$2 ;;
+    --sbatch) SBATCH+=("$2") ;;
   esac
-  shift
-done
+}
 
 number() { case $2 in '' | 0* | *[!0-9]*) fail "$1 takes a number from 1 on, not '$2'" ;; esac; }
 
-[ -n "$CONFIG" ] || fail "no config; try: launch/slurm.sh configs/tapered/440m.py --workdir runs/440m --nodes 2"
-[ -f "$CONFIG" ] || [ -f "${CONFIG%:*}" ] || fail "no such config file: $CONFIG"
-[ -n "$WORKDIR" ] || fail "--workdir says where the run goes"
+read_options "--nodes --grace --sbatch" "$@"
 number --nodes "$NODES"
 number --grace "$GRACE"
-case $RESTARTS in '' | *[!0-9]*) fail "--restarts takes a number, not $RESTARTS" ;; esac
-case $CUDA in 12 | 13) ;; *) fail "--cuda takes 12 or 13, not $CUDA" ;; esac
 
-export TLM_ACCELERATOR=cuda$CUDA TLM_LAUNCH=$LAUNCH
-TRAIN=(srun --ntasks-per-node=1 --kill-on-bad-exit=1
+export TLM_LAUNCH=$LAUNCH
+# The first host to exit may be done while another still writes: none is ended by it, but after a while.
+TRAIN=(srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=300
   tlm train --distributed "--config=$CONFIG" "--workdir=$WORKDIR" ${OVERRIDES[@]+"${OVERRIDES[@]}"})
 
 # --- on the login node ------------------------------------------------------------------------------------------------
@@ -79,7 +54,7 @@ if [ -z "${TLM_INSIDE_JOB:-}" ]; then
   SUBMIT=(sbatch "--job-name=tlm-$(basename "$WORKDIR")" "--nodes=$NODES" --ntasks-per-node=1 --requeue
     "--signal=B:TERM@$GRACE" --open-mode=append ${SBATCH[@]+"${SBATCH[@]}"} "$LAUNCH/slurm.sh" "${ARGUMENTS[@]}")
   if [ "$DRY_RUN" -eq 1 ]; then
-    say "\$ TLM_ACCELERATOR=$TLM_ACCELERATOR $(quoted "$LAUNCH/environment.sh")"
+    show_environment
     show "${SUBMIT[@]}"
     say "and in the job, until it is complete:"
     show "${TRAIN[@]}"
@@ -97,20 +72,12 @@ fi
 # --- in the job -------------------------------------------------------------------------------------------------------
 
 setup_environment
-restarts=0
-while true; do
-  status=0
-  show "${TRAIN[@]}"
-  start "${TRAIN[@]}"
-  finish || status=$?
-  if [ "$STOPPED" -eq 1 ] && [ "$status" -ne 0 ]; then
-    say "slurm.sh: job ${SLURM_JOB_ID:-} was told to stop; back into the queue with it"
-    scontrol requeue "${SLURM_JOB_ID:-}" || say "slurm.sh: it could not be requeued; submit the same command again" >&2
-    exit 75
-  fi
-  if [ "$status" -ne 75 ] || [ "$restarts" -ge "$RESTARTS" ]; then break; fi
-  restarts=$((restarts + 1))
-  say "slurm.sh: it exited with 75, saved and resumable; start $((restarts + 1))"
-done
+status=0
+train_to_the_end "${TRAIN[@]}" || status=$?
+if [ "$STOPPED" -eq 1 ] && [ "$status" -ne 0 ]; then
+  say "slurm.sh: job ${SLURM_JOB_ID:-} was told to stop; back into the queue with it"
+  scontrol requeue "${SLURM_JOB_ID:-}" || say "slurm.sh: it could not be requeued; submit the same command again" >&2
+  exit 75
+fi
 if [ "$status" -ne 0 ]; then printf 'slurm.sh: tlm train ended with exit code %d\n' "$status" >&2; fi
 exit "$status"

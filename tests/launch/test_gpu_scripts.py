@@ -7,10 +7,30 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from stand_ins import CONFIG, LAUNCH, commands, executable, names, wait_for
+
+
+def starter(script: str, folder: Path, environment: dict[str, str]) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a launch script in a folder, with what lies in its `bin` first on PATH."""
+    variables = environment | {"PATH": f"{folder / 'bin'}:{environment['PATH']}"}
+
+    def start(*arguments: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(LAUNCH / script), *arguments],
+            cwd=folder,
+            env=variables | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
 
 # --- gpu_node.sh ------------------------------------------------------------------------------------------------------
 
@@ -21,20 +41,7 @@ def gpu_node(tmp_path, environment):
     executable(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: stand-in'\n")
     venv = Path(environment["TLM_VENV"])
     (venv / ".tlm_accelerator").write_text(f"cuda12 {(venv / '.tlm_requirements').read_text()}")
-    variables = environment | {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}"}
-
-    def start(*arguments: str, **more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(LAUNCH / "gpu_node.sh"), *arguments],
-            cwd=tmp_path,
-            env=variables | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    return start
+    return starter("gpu_node.sh", tmp_path, environment)
 
 
 TRAINING = (CONFIG, "--workdir=run", "--config.mesh.fsdp=8")
@@ -155,20 +162,7 @@ def slurm(tmp_path, environment, gpu_node):
     """Starts launch/slurm.sh in an empty folder, with stand-ins for Slurm's commands that run the job at once."""
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", '#!/bin/sh\necho "$@" >>scontrol_calls\n')):
         executable(tmp_path / "bin" / name, text)
-    variables = environment | {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}"}
-
-    def start(*arguments: str, **more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(LAUNCH / "slurm.sh"), *arguments],
-            cwd=tmp_path,
-            env=variables | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    return start
+    return starter("slurm.sh", tmp_path, environment)
 
 
 JOB = (CONFIG, "--workdir=run", "--nodes=4", "--sbatch=--gpus-per-node=8", "--config.mesh.fsdp=32")
@@ -184,7 +178,10 @@ def test_slurm_submits_and_the_job_trains_to_the_end(slurm, tmp_path, environmen
     assert "squeue --me" in out
     training = ["train", "--distributed", f"--config={CONFIG}", "--workdir=run", "--config.mesh.fsdp=32"]
     assert commands(Path(environment["TLM_LOG"])) == [training]
-    assert "srun --ntasks-per-node=1 --kill-on-bad-exit=1 tlm train --distributed" in (tmp_path / "job.out").read_text()
+    assert (
+        "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=300 tlm train --distributed"
+        in (tmp_path / "job.out").read_text()
+    )
 
 
 def test_slurm_requeues_a_job_that_is_told_to_stop(slurm, tmp_path, environment):
@@ -245,5 +242,7 @@ def test_slurm_dry_run(slurm, tmp_path):
     assert script.returncode == 0
     lines = out.splitlines()
     assert lines[1].startswith("$ sbatch --job-name=tlm-run --nodes=4 ")
-    assert lines[-1].startswith("$ srun --ntasks-per-node=1 --kill-on-bad-exit=1 tlm train --distributed --config=")
+    assert lines[-1].startswith(
+        "$ srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=300 tlm train --distributed --config="
+    )
     assert not (tmp_path / "sbatch_arguments").exists()

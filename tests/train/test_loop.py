@@ -98,6 +98,14 @@ def test_a_transfer_hidden_in_the_step_is_an_error(store: Path, tmp_path: Path, 
         loop.train(setup_for(store, *QUIET), tmp_path, "")
 
 
+def test_the_peak_is_measured_where_nothing_says_it(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """On all devices: other tests say it, to save time."""
+    assert jax.device_count() > 1
+    assert loop.train(setup_for(store, "--config.log.peak_flops=0.0"), tmp_path, "") == EXIT_COMPLETE
+    assert "measured 1024^3" in capsys.readouterr().err
+    assert all(r["mfu_causal"] > 0 for r in read_records(tmp_path / "metrics.jsonl") if r["tokens_per_second"])
+
+
 def test_records_hold_what_they_promise(store: Path, tmp_path: Path):
     setup = setup_for(store, "--config.log.tensorboard=True", "--config.log.peak_flops=1e9")
     assert loop.train(setup, tmp_path, "") == EXIT_COMPLETE

@@ -18,7 +18,7 @@ from tlm_jax.capacity.shape import LayerShape, divisors, integer_problems, is_in
 from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError, raise_together
 
-MOST_LAYERS = 10_000  # a table or a compilation of more would never end
+MOST_LAYERS = 10_000  # beyond any model, and few enough for a profile in half a second
 
 _ENDS = ("start_ratio", "end_ratio")
 # Schedule -> the keys it reads of those that only some read. `uniform` stands apart: it reads none and lets all stand,

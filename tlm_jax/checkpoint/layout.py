@@ -164,7 +164,7 @@ def read_json(path: Path, item: str) -> dict[str, Any]:
         digests, content = values.get(DIGESTS), {key: value for key, value in values.items() if key != DIGESTS}
     else:
         digests, content = read_json(path, METADATA).get(DIGESTS), values
-    # Checkpoints of before had no digests.
+    # Checkpoints of earlier versions have no digests.
     if digests is not None and (not isinstance(digests, dict) or digests.get(item) != _digest(content)):
         raise damaged(path, f"{item}/data.json is not what was saved")
     return values

@@ -138,7 +138,7 @@ def _mismatch(run: Run, found: Mapping[str, Any]) -> str:
     """By what an evaluation is not the one that the run's config asks for; empty if it is."""
     c = run.config
     if found and not (isinstance(found.get("loss"), int | float) and isinstance(found.get("tokens"), int)):
-        return "no loss"
+        return "no loss or no number of tokens"
     asked = {"step": c.train.num_steps, "weights": c.validation.weights, _DATA: _fingerprint(configs.to_json(c.data))}
     return ", ".join(f"{key} {found.get(key)}, not {value}" for key, value in asked.items() if found.get(key) != value)
 

@@ -174,8 +174,7 @@ def budget_differences(variants: Sequence[Variant]) -> list[str]:
 
 
 def same_models(variants: Sequence[Variant]) -> list[str]:
-    """Pairs of variants whose runs would be the same, as text: equal layers, and no other key outside `profile`."""
-
+    """Pairs of variants whose runs would be the same, as text: equal layers, and every key outside `profile`."""
     return [
         f"{a.name} and {b.name} have the same layers and settings"
         for a, b in itertools.combinations(variants, 2)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _separator(text: str) -> int | str:
     if text in (AUTO, NONE):
         return text
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):  # as many digits as 2^32 has
         raise UserError(f"{text!r} is no id", where="--separator", mend=f"give a number, {NONE} or {AUTO}")
     return int(text)
 

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import jax
 
 from tlm_jax.errors import UserError
 
 _TIMEOUT_SECONDS = 300
+_DEVICE_FILES = Path("/dev")  # one `nvidia0`, `nvidia1`, … for each GPU
+
+
+def _devices_of_the_node() -> list[int] | None:
+    """All GPUs, for the only process that Slurm or Open MPI has started on a node; None: as jax would have it.
+
+    Under these two jax gives a process one GPU, whether or not others are there for the rest.
+    """
+    slurm, open_mpi = os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    alone = re.fullmatch(r"1(\(x\d+\))?", slurm) or open_mpi == "1"
+    if not alone or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len([*_DEVICE_FILES.glob("nvidia[0-9]*")]) if visible is None else len([*filter(None, visible.split(","))])
+    return list(range(count)) or None
 
 
 def start_distributed() -> None:
@@ -20,6 +37,7 @@ def start_distributed() -> None:
     Raises:
       UserError: the variables are incomplete, nothing is recognised, or the others do not come in time.
     """
+    devices = _devices_of_the_node()
     # The service would take SIGTERM for itself; the loop's own request reaches all hosts without it.
     jax.config.update("jax_enable_preemption_service", False)
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -29,10 +47,11 @@ def start_distributed() -> None:
                 address,
                 int(os.environ["JAX_NUM_PROCESSES"]),
                 int(os.environ["JAX_PROCESS_ID"]),
+                local_device_ids=devices,
                 initialization_timeout=_TIMEOUT_SECONDS,
             )
         else:
-            jax.distributed.initialize(initialization_timeout=_TIMEOUT_SECONDS)
+            jax.distributed.initialize(local_device_ids=devices, initialization_timeout=_TIMEOUT_SECONDS)
     except (KeyError, ValueError, RuntimeError) as error:
         raise UserError(
             f"this process could not join the others ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})",
