@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,6 +30,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("tlm_jax.compare.command", "variants at equal budget over seeds, and what their differences say"),
     "report": ("tlm_jax.report.command", "one HTML page about one or more runs"),
 }
+
+# These have nothing to tidy up, and JAX's start-up and XLA's callbacks may swallow a KeyboardInterrupt.
+_ENDED_BY_CTRL_C = ("train", "eval", "generate")  # training until it listens by itself
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,6 +63,8 @@ def _run(argv: Sequence[str]) -> int:
             module.add_arguments(subparser)
     args, overrides = parser.parse_known_args(argv)
     assert module is not None  # argparse has exited on any other command
+    if args.command not in _ENDED_BY_CTRL_C and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # `__main__` had Ctrl-C end imports at once
     try:
         code = module.run(args, overrides)
         sys.stdout.flush()

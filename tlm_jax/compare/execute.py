@@ -30,6 +30,9 @@ LOG, EVALUATION = "log.txt", "evaluation.json"
 _DATA = "data_fingerprint"  # in it
 _POLL_SECONDS = 1.0
 
+# What a run ends with that a signal stopped, early in its start-up by the signal itself.
+_SIGNALLED = (EXIT_RESUMABLE, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+
 
 class Stopped(Exception):
     """A signal came; the runs can be resumed."""
@@ -111,7 +114,7 @@ class Processes:
                 tick()
         child.stdin.close()
         self._child = None
-        if code != EXIT_COMPLETE and (self.signal_name or code in (EXIT_RESUMABLE, EXIT_INTERRUPTED)):
+        if code != EXIT_COMPLETE and (self.signal_name or code in _SIGNALLED):
             raise Stopped
         return code
 
