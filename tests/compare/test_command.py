@@ -20,6 +20,8 @@ import pytest
 from tlm_jax.cli import main
 from tlm_jax.compare import command, execute
 from tlm_jax.compare.page import build_page
+from tlm_jax.data.prepare import Settings, prepare
+from tlm_jax.data.tokenizer import ByteTokenizer
 
 STUB = (sys.executable, str(Path(__file__).parent / "stub_tlm.py"))
 TLM = execute.TLM
@@ -291,6 +293,20 @@ def test_dry_run_shows_commands_and_budgets_and_makes_nothing(compare, capsys):
     assert out.count("\ntlm train ") == 4
     assert "training FLOPs per token, causal" in out
     assert not compare.workdir.exists()
+
+
+def test_a_dry_run_finds_what_is_wrong_with_the_data(compare, capsys, tmp_path, store):
+    (tmp_path / "text.txt").write_text("one document")
+    none_held_out = tmp_path / "none"
+    prepare([str(tmp_path / "text.txt")], ByteTokenizer(), none_held_out, Settings(holdout=0), workers=1)
+    assert compare(VARY, "--dry-run", f"--config.data.store={none_held_out}", "--config.model.vocab_size=200") == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "variant uniform: config.model.vocab_size: 200 is less than the 259 ids" in told
+    assert "the split 'validation' holds no document" in told
+    assert "variant cosine" not in told  # told once
+    assert compare(VARY, "--dry-run", "--config.data.store=") == 2
+    assert "names no token store" in capsys.readouterr().err
 
 
 def test_unequal_budgets_are_an_error_unless_asked_for(compare, capsys):

@@ -388,3 +388,24 @@ def test_command_errors_are_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not Path("store/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says", "then"),
+    [
+        ("a.txt", ["--holdout=0"], "a larger --holdout, or with --split-text=line", "--config.data.mixture=(("),
+        ("a.txt", ["--holdout=0", "--split-text=line"], "a larger --holdout, or with more documents", "OTHER"),
+        ("a.jsonl", ["--holdout=0"], "a larger --holdout, or with more documents", "after the mend above"),
+        ("a.jsonl", ["--holdout=0.9999999"], "a smaller --holdout", "tlm eval --checkpoint=DIR --data=s"),
+        ("a.jsonl", ["--holdout=0.5"], "", "next:\n  tlm train --config=CONFIG --workdir=DIR --config.data.store=s"),
+    ],
+)
+def test_the_next_command_is_one_that_the_store_can_serve(name, arguments, says, then, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(20))
+    (tmp_path / name).write_text(text)
+    assert cli.main(["prepare", name, "--tokenizer=byte", "--output=s", "--workers=1", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert says in out
+    assert then in out
+    assert ("for validation: prepare again" in out) == bool(says)

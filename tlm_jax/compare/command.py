@@ -56,13 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each variant (default: 3)")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (default: 0.95)")
     parser.add_argument("--unequal-budgets", action="store_true", help="compare although the budgets differ")
-    parser.add_argument("--dry-run", action="store_true", help="show budgets and commands, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check the data, show budgets and commands, run nothing")
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Makes the runs that are missing, writes and prints the results; 0 when all are complete."""
     variants, runs = _plan(args, overrides)
     if args.dry_run:
+        execute.check_data(runs)
         print(summary.budget_table(variants), "", *(shlex.join(["tlm", "train", *r.arguments]) for r in runs), sep="\n")
         return EXIT_COMPLETE
     workdir = Path(args.workdir)

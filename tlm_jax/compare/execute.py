@@ -18,10 +18,11 @@ from typing import Any
 from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
 from tlm_jax.data.mixture import open_data
-from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError
+from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError, raise_together
 from tlm_jax.files import only_one, parse_json, reason
 from tlm_jax.progress import ProgressBar
 from tlm_jax.report.runs import load_run
+from tlm_jax.train.data_check import data_problems
 from tlm_jax.train.workdir import check_workdir
 
 TLM = (sys.executable, "-m", "tlm_jax.compare.child", "tlm_jax")
@@ -161,6 +162,23 @@ def evaluations(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, Any]]]:
         if measured is not None:
             found.setdefault(run.variant.name, {})[run.index] = measured
     return found
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """Finds what is wrong with the runs' data, without the devices, as a dry run has none.
+
+    Raises:
+      UserError: all that is wrong, together.
+    """
+    problems: dict[str, UserError] = {}
+    for run in {run.variant.name: run for run in runs}.values():
+        try:
+            found = data_problems(run.config, open_data(run.config.data.store, run.config.data.mixture))
+        except UserError as problem:
+            found = [problem]
+        for each in found:
+            problems.setdefault(str(each), UserError(str(each), where=f"variant {run.variant.name}"))
+    raise_together(list(problems.values()))
 
 
 def check(runs: Sequence[Run], processes: Processes, log: Path) -> None:

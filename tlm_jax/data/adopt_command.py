@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 
 from tlm_jax.config import reject_overrides
 from tlm_jax.data.adopt import AUTO, NONE, Adoption, adopt
 from tlm_jax.data.foreign import LAYOUTS
-from tlm_jax.data.inspection import summary
+from tlm_jax.data.inspection import next_lines, summary
 from tlm_jax.data.store import TokenStore
 from tlm_jax.data.tokenizer import MOST_IDS
 from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
@@ -84,6 +83,4 @@ def _say_next(store: TokenStore) -> None:
         print(f"  {line}")
     if not store.split("validation").num_documents:
         print("  nothing is held out for validation: give --validation, or raise --holdout")
-    print("next:")
-    keys = [f"--config.data.store={store.name}", f"--config.model.vocab_size={store.tokenizer().vocab_size}"]
-    print(f"  {shlex.join(['tlm', 'train', '--config=CONFIG', '--workdir=DIR', *keys])}")
+    print("\n".join(next_lines(store)))

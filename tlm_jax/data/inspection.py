@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,21 @@ def summary(store: TokenStore) -> list[str]:
         lines.append("skipped: " + ", ".join(f"{count:,} × {why}" for why, count in manifest["skipped"].items()))
         lines += [f"  {example}" for example in manifest.get("skipped_examples", [])]
     return lines
+
+
+def next_lines(store: TokenStore) -> list[str]:
+    """What the store can do next, in lines: be trained on alone, in a mixture, or be evaluated on."""
+    held_out, trained = (store.split(name).num_documents > 0 for name in ("validation", "train"))
+    if not trained:
+        command = ["tlm", "eval", "--checkpoint=DIR", f"--data={store.name}"]
+        return ["next, as nothing is there to train on:", f"  {shlex.join(command)}"] if held_out else []
+    data = f"--config.data.store={store.name}"
+    if not held_out:  # a mixture needs held-out text in one of its stores
+        data = f"--config.data.mixture=(({store.name!r}, 0.5), ('OTHER', 0.5))"
+    vocab_size = store.manifest["tokenizer"]["vocab_size"]
+    command = ["tlm", "train", "--config=CONFIG", "--workdir=DIR", data, f"--config.model.vocab_size={vocab_size}"]
+    why = "" if held_out else ", beside a store OTHER with held-out text, or after the mend above"
+    return [f"next{why}:", f"  {shlex.join(command)}"]
 
 
 def document_lengths(store: TokenStore, split: str) -> list[tuple[int, int, int]]:

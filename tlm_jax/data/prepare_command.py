@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import signal
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from tlm_jax.config import reject_overrides
+from tlm_jax.data.documents import find_inputs
 from tlm_jax.data.format_arguments import add_format_arguments, format_of
-from tlm_jax.data.inspection import summary
+from tlm_jax.data.inspection import next_lines, summary
 from tlm_jax.data.prepare import Settings, prepare
 from tlm_jax.data.store import TokenStore
 from tlm_jax.data.tokenizer_choices import TOKENIZER_HELP, add_tokenizer_choices, chosen_tokenizer
@@ -57,17 +57,18 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         return EXIT_RESUMABLE
     finally:
         signal.signal(signal.SIGTERM, before)
-    _summarise(store)
+    _summarise(store, inputs, args.split_text)
     return EXIT_COMPLETE
 
 
-def _summarise(store: TokenStore) -> None:
-    manifest = store.manifest
+def _summarise(store: TokenStore, inputs: Sequence[str], split_text: str) -> None:
     print(f"{store.name}: complete")
     print(textwrap.indent("\n".join(summary(store)), "  "))
-    if not manifest["splits"]["validation"]["documents"]:
-        print("  nothing is held out for validation: raise --holdout, or cut text finer with --split-text")
-    vocab_size = manifest["tokenizer"]["vocab_size"]
-    print("next:")
-    keys = [f"--config.data.store={store.name}", f"--config.model.vocab_size={vocab_size}"]
-    print(f"  {shlex.join(['tlm', 'train', '--config=CONFIG', '--workdir=DIR', *keys])}")
+    # Documents are held out by their hashes: of a few, it may be none or all.
+    if not store.split("validation").num_documents:
+        finer = split_text in ("file", "paragraph") and any(file.kind == "text" for file in find_inputs(inputs))
+        ways = "--split-text=line" if finer else "more documents"
+        print(f"  nothing is held out for validation: prepare again with a larger --holdout, or with {ways}")
+    elif not store.split("train").num_documents:
+        print("  everything is held out for validation: prepare again with a smaller --holdout, or with more documents")
+    print("\n".join(next_lines(store)))

@@ -24,6 +24,7 @@ from tlm_jax.model.functional import FunctionalDecoder
 from tlm_jax.model.settings import settings_from_config
 from tlm_jax.parallel.devices import all_devices
 from tlm_jax.parallel.mesh import BATCH_AXES, make_mesh
+from tlm_jax.train.data_check import data_problems
 from tlm_jax.train.groups import check_names
 from tlm_jax.train.optimizer import build_optimizer
 from tlm_jax.train.per_layer import parameter_names
@@ -159,35 +160,6 @@ def _check_divisibility(config: ConfigDict, profile: Profile, mesh: Mesh) -> lis
     return problems
 
 
-def check_vocabulary(config: ConfigDict, store: TokenStore | Mixture) -> None:
-    """Raises a `UserError` if the store's token ids do not fit the model."""
-    needed = store.tokenizer().vocab_size
-    if needed > config.model.vocab_size:
-        raise UserError(
-            f"{config.model.vocab_size} is less than the {needed} ids of the tokenizer of {store.name}",
-            where="config.model.vocab_size",
-            mend=f"set it to at least {needed}",
-        )
-
-
-def _check_splits(config: ConfigDict, store: TokenStore | Mixture) -> list[UserError]:
-    """A mixture trains on all its stores; what is held out may be of some."""
-    needed = [(part, "train") for part in (store.stores if isinstance(store, Mixture) else [store])]
-    problems = [
-        UserError(
-            f"the split {split!r} holds no document", where=part.name, mend="prepare more text, or another --holdout"
-        )
-        for part, split in [*needed, (store, "validation")]
-        if not part.split(split).num_documents
-    ]
-    # Also without keep_best: no --step=best would ever be found.
-    if config.checkpoint.best_metric == "validation/bits_per_byte" and not store.split("validation").num_bytes:
-        what = "the bytes of the text are not known"
-        mend = "take validation/loss, or adopt the store with its tokenizer"
-        problems.append(UserError(what, where="config.checkpoint.best_metric", mend=mend))
-    return problems
-
-
 def build(config: ConfigDict) -> Setup:
     """Builds a run's parts; no array is allocated.
 
@@ -202,8 +174,7 @@ def build(config: ConfigDict) -> Setup:
     mesh = _try(problems, lambda: make_mesh(config.mesh))
     store = _try(problems, lambda: open_data(config.data.store, config.data.mixture))
     if store is not None:
-        _try(problems, lambda: check_vocabulary(config, store))
-        problems += _check_splits(config, store)
+        problems += data_problems(config, store)
     if mesh is not None and not problems:
         problems += _check_batches(config, mesh)
         if profile is not None:
