@@ -117,3 +117,15 @@ def test_bad_input_is_one_line(run, capsys, tmp_path):
     assert "holds no prompt" in complaint(checkpoint, f"--prompts-file={tmp_path / 'empty.txt'}")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
     assert "bad.jsonl:2" in complaint(checkpoint, f"--prompts-file={tmp_path / 'bad.jsonl'}")
+
+
+@pytest.mark.parametrize(("command", "module"), [("eval", eval_command), ("generate", generate_command)])
+def test_memory_that_does_not_suffice_is_told_in_one_line(command, module, run, capsys, monkeypatch):
+    def exhausted(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
+
+    monkeypatch.setattr(module, "load_model", exhausted)
+    assert cli.main([command, f"--checkpoint={run.workdir}"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"tlm {command}: error: cpu device ")
+    assert "memory does not suffice: Out of memory allocating 4096 bytes (0.00 GiB); lower --batch-size" in told

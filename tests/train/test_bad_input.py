@@ -187,6 +187,16 @@ def test_a_workdir_of_another_config(store: Path, run: Path, complaint: Complain
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+def test_a_model_that_no_memory_holds(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of more bytes a device than an address can name: refused before a page of it is touched."""
+    wide = ["--config.profile.d_model=32768", "--config.model.vocab_size=2147483616", "--config.mesh.data=-1"]
+    assert main(arguments(store, tmp_path / "w", *wide, "--config.mesh.fsdp=1")) == EXIT_BAD_INPUT
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("tlm train: error: cpu device ")
+    assert "memory does not suffice: Out of memory allocating 281474972516352 bytes (262,144.00 GiB)" in told
+    assert "lower config.data.sequence_length or config.train.global_batch_size" in told
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
 def test_a_full_standard_output():
     with open("/dev/full", "w") as full:

@@ -23,6 +23,7 @@ from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_che
 from tlm_jax.files import write_result
 from tlm_jax.model.attention import check_kernels
 from tlm_jax.parallel.devices import use_compilation_cache
+from tlm_jax.parallel.memory import told_when_exhausted
 from tlm_jax.progress import ProgressBar
 from tlm_jax.train.setup import validation_batch_size
 
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
 
 
+@told_when_exhausted("lower --batch-size, or use more or larger devices")
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Prints the metrics; 0 when they are complete."""
     reject_overrides(overrides)

@@ -21,6 +21,7 @@ from tlm_jax.evaluate.restored import DTYPES, Checkpointed, load_model, read_che
 from tlm_jax.evaluate.sampling import Sampling
 from tlm_jax.files import parse_json, reason, write_result
 from tlm_jax.parallel.devices import use_compilation_cache
+from tlm_jax.parallel.memory import told_when_exhausted
 
 _SEPARATOR = "-" * 80
 
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@told_when_exhausted("lower --batch-size or --max-new-tokens, or use a larger device")
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Generates; 0 when every prompt has been continued."""
     reject_overrides(overrides)

@@ -11,6 +11,12 @@ from pathlib import Path
 from tlm_jax.config import load_config
 from tlm_jax.train.signals import StopRequest
 
+_SMALLER = (
+    "lower config.data.sequence_length or config.train.global_batch_size, raise config.train.gradient_accumulation, "
+    "set config.model.remat (full keeps least), or spread the model over more devices with config.mesh.fsdp; "
+    "where validation asked for it, lower config.validation.batch_size"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
@@ -44,6 +50,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         from tlm_jax.data.mixture import with_absolute_paths
         from tlm_jax.parallel.devices import use_compilation_cache
         from tlm_jax.parallel.distributed import start_distributed
+        from tlm_jax.parallel.memory import told_when_exhausted
         from tlm_jax.train.loop import train
         from tlm_jax.train.setup import build
 
@@ -55,4 +62,5 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         config.data.mixture = with_absolute_paths(config.data.mixture)
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
         command += " --distributed" if args.distributed else ""
-        return train(build(config), Path(args.workdir), command, stop)
+        with told_when_exhausted(_SMALLER):
+            return train(build(config), Path(args.workdir), command, stop)
