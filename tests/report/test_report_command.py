@@ -1,6 +1,7 @@
 """`tlm report` and the page it writes."""
 
 import builtins
+import json
 import re
 from html.parser import HTMLParser
 
@@ -198,3 +199,28 @@ def test_without_matplotlib_it_says_what_to_install(twins, capsys, monkeypatch, 
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     assert main(["report", *twins, f"--output={tmp_path}/r.html"]) == 2
     assert 'pip install "tlm_jax[report]"' in capsys.readouterr().err
+
+
+def test_what_validation_read_and_what_the_evaluation_read_is_told(tmp_path):
+    part = make_run(tmp_path, "part", steps=100, validation__num_windows=64)
+    whole = make_run(tmp_path, "whole", steps=100, evaluation=False)
+    text = Page(report([str(part)], tmp_path)).text
+    assert "Dots: held-out loss on at most 64 windows of the held-out split; the final numbers that" in text
+    text = Page(report([str(part), str(whole)], tmp_path)).text
+    both = "at most 64 windows of the held-out split (part); the whole held-out split (whole)"
+    assert f"Dots: held-out loss on {both}" in text
+    assert f"lower loss than the first run. Held-out loss here is on {both}." in text
+    assert "last validation, the whole held-out split" in text
+
+
+def test_bytes_that_are_not_known_are_told_so(tmp_path):
+    run = make_run(tmp_path, "adopted", steps=100)
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for none in (None, 0):  # as earlier versions wrote it
+        changed = {**evaluation, "bytes": none, "bits_per_byte": None, "baselines": {}}
+        (run / "evaluation.json").write_text(json.dumps(changed))
+        text = Page(report([str(run)], tmp_path)).text
+        assert "held-out bytesnot known: the store has no byte counts" in text
+        assert f"{evaluation['loss']:.4f}held-out loss, nats per token" in text
+        assert "bits per byte" not in text
+        assert "No held-out numbers" not in text

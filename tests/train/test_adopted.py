@@ -47,8 +47,11 @@ def test_bits_per_byte_are_not_made_up(run: tuple[Path, Path], capsys: pytest.Ca
     assert records[-1]["validation"]["loss"] < 1.0 < records[0]["loss"]
     capsys.readouterr()
     assert main(["eval", f"--checkpoint={workdir}"]) == EXIT_COMPLETE
-    found = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    found = json.loads(out)
     assert found["bits_per_byte"] is None
+    assert found["bytes"] is None
+    assert err.endswith("bytes of text: not known: the store has no byte counts, so no bits per byte\n")
     assert found["loss"] == pytest.approx(records[-1]["validation"]["loss"], abs=0.1)
     assert main(["eval", f"--checkpoint={workdir}", "--baselines"]) == 2
     assert f"{store}: the bytes of the text are not known; leave out --baselines" in capsys.readouterr().err

@@ -140,7 +140,7 @@ def summarise(variants: Sequence[Variant], results: Results, seeds: int, confide
       confidence: of the intervals.
     """
     every = [measured for by_seed in results.values() for measured in by_seed.values()]
-    same = {key: len({measured.get(key) for measured in every}) <= 1 for key in ("tokens", "bytes")}
+    same = {key: len({measured.get(key) or None for measured in every}) <= 1 for key in ("tokens", "bytes")}
     metric = "loss" if same["tokens"] else "bits_per_byte"
     incomparable = "" if same["bytes"] else "the held-out texts are not the same"
     if metric == "bits_per_byte" and any(number(measured.get(metric)) is None for measured in every):

@@ -87,6 +87,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             batch_size=batch_size,
             on_progress=progress.show,
         )
+    if metrics["bytes"] is None:
+        print("bytes of text: not known: the store has no byte counts, so no bits per byte", file=sys.stderr)
     result: dict[str, Any] = {
         **metrics,
         "checkpoint": str(source.path),

@@ -37,7 +37,7 @@ def held_out_metrics(
       on_progress: called with the batches done and their number.
 
     Returns:
-      `loss` (nats per token), `perplexity`, `bits_per_byte` (None where bytes are not known), `tokens`, `bytes`.
+      `loss` (nats per token), `perplexity`, `bits_per_byte`, `tokens`, `bytes`; None where bytes are not known.
       Predicted are all tokens of a document and its end; bytes are those of its text.
 
     Raises:

@@ -45,7 +45,7 @@ def difference(first: Run, run: Run) -> Difference:
     if first.final_weights != run.final_weights:
         return Difference(budgets, reason="one was measured with its weights, the other with their moving average")
     for key in ("tokens", "bytes"):
-        if ours.get(key) != theirs.get(key):
+        if (ours.get(key) or None) != (theirs.get(key) or None):  # bytes not known were told as 0 once
             return Difference(budgets, reason=f"their held-out texts differ in {key}")
     losses, bits = (
         (number(a.get(key)), number(b.get(key))) for key in ("loss", "bits_per_byte") for a, b in [(ours, theirs)]

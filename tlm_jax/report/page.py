@@ -15,10 +15,7 @@ from tlm_jax.report.comparison import difference, differing_keys, seed_spread
 from tlm_jax.report.runs import Record, Run, number
 from tlm_jax.report.style import STYLE
 
-_LOSS_CAPTION = (
-    "Lines: training loss, smoothed, over the loss of each step. Dots: held-out loss. "
-    "The steep fall of the first tenth may begin above the chart."
-)
+_NO_BYTES = "not known: the store has no byte counts"
 _BASELINES = {"gzip_bits_per_byte": "gzip -9", "bigram_bits_per_byte": "bigram model"}
 
 
@@ -66,7 +63,7 @@ def _card(index: int, run: Run) -> str:
     progress = f"{step:,}" if step == num_steps else f"{step:,} of {num_steps:,}" if num_steps else f"{step:,}"
     facts = [
         ("held-out loss", elements.decimal(loss)),
-        ("measured by", source or elements.MISSING),
+        ("measured by", run.measured_by or elements.MISSING),
         ("schedule", _schedule(run)),
         ("parameters", elements.short(run.profile.parameters)),
         ("tokens", elements.short(run.last("tokens"))),
@@ -75,6 +72,8 @@ def _card(index: int, run: Run) -> str:
     ]
     listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts)
     unit = "held-out bits per byte" if source else "no held-out numbers yet"
+    if bits is None and loss is not None:  # the text's bytes are not known
+        bits, unit = loss, "held-out loss, nats per token"
     return (
         f'<div class="run" style="--colour: {colour(index)}"><div class="name">{escape(run.name)}</div>'
         f'<div class="figure">{elements.decimal(bits)}</div><div class="unit">{escape(unit)}</div>'
@@ -153,7 +152,7 @@ def difference_chart(runs: Sequence[Run]) -> str:
         y_label=f"held-out loss − {_clipped(runs[0].name)}, nats per token",
     )
     return elements.legend([run.name for run in runs]) + elements.figure(
-        drawn, "Below zero: lower loss than the first run."
+        drawn, f"Below zero: lower loss than the first run. Held-out loss here is on {_validated_on(runs)}."
     )
 
 
@@ -184,10 +183,26 @@ def loss_section(runs: Sequence[Run]) -> str:
             y_label="loss, nats per token",
             limits=loss_limits(smooth, dots),
         )
-        figures.append(elements.figure(drawn, _LOSS_CAPTION if figures else ""))
+        figures.append(elements.figure(drawn, _loss_caption(runs) if figures else ""))
     if not figures:
         return elements.section("Loss", elements.paragraph("No losses were logged.", "soft"))
     return elements.section("Loss", elements.legend([run.name for run in runs]), *figures)
+
+
+def _loss_caption(runs: Sequence[Run]) -> str:
+    dots = f"Dots: held-out loss on {_validated_on(runs)}"
+    if any(run.evaluation is not None for run in runs):
+        dots += "; the final numbers that `evaluation` measured are of all the text that it was given"
+    return (
+        f"Lines: training loss, smoothed, over the loss of each step. {dots}. "
+        "The steep fall of the first tenth may begin above the chart."
+    )
+
+
+def _validated_on(runs: Sequence[Run]) -> str:
+    """What validation during training read of the held-out split."""
+    found = list(dict.fromkeys(run.validated_on for run in runs))
+    return found[0] if len(found) == 1 else "; ".join(f"{run.validated_on} ({run.name})" for run in runs)
 
 
 def profiles_section(runs: Sequence[Run]) -> str:
@@ -228,7 +243,8 @@ def _final(runs: Sequence[Run]) -> str:
     def row(label: str, of: Callable[[Record], str]) -> None:
         rows.append((label, [of(values) if values is not None else elements.MISSING for values, _ in measured]))
 
-    row("bits per byte", lambda values: elements.decimal(number(values.get("bits_per_byte"))))
+    if any(values is None or number(values.get("bits_per_byte")) is not None for values, _ in measured):
+        row("bits per byte", lambda values: elements.decimal(number(values.get("bits_per_byte"))))
     row("loss, nats per token", lambda values: elements.decimal(number(values.get("loss"))))
     row("perplexity", lambda values: elements.decimal(number(values.get("perplexity")), 2))
     for key, label in _BASELINES.items():
@@ -241,10 +257,15 @@ def _final(runs: Sequence[Run]) -> str:
                 )
             )
     row("held-out tokens", lambda values: elements.count(number(values.get("tokens"))))
-    row("held-out bytes", lambda values: elements.count(number(values.get("bytes"))))
-    rows.append(("measured by", [source or elements.MISSING for _, source in measured]))
+    row("held-out bytes", _bytes)
+    rows.append(("measured by", [run.measured_by or elements.MISSING for run in runs]))
     rows.append(("training loss, smoothed", [elements.decimal(_last_smoothed(run)) for run in runs]))
     return elements.section("Final numbers", _bars(runs, baselines), elements.table([run.name for run in runs], rows))
+
+
+def _bytes(values: Record) -> str:
+    found = number(values.get("bytes"))
+    return elements.count(found) if found else _NO_BYTES
 
 
 def _baselines(values: Record | None) -> dict[str, float]:
@@ -275,7 +296,8 @@ def _bars(runs: Sequence[Run], baselines: Sequence[dict[str, float]]) -> str:
         for bits in dict.fromkeys(found[key] for found in baselines if key in found):
             values.append((label, bits, "var(--base)"))
     if not values:
-        return elements.paragraph("No held-out numbers yet.", "soft")
+        missing = all(run.final[0] is None for run in runs)
+        return elements.paragraph("No held-out numbers yet.", "soft") if missing else ""
     return elements.paragraph("Held-out bits per byte; lower is better.", "soft small") + elements.bars(values)
 
 

@@ -65,6 +65,18 @@ class Run:
         return (validations[-1][1], "last validation") if validations else (None, "")
 
     @property
+    def validated_on(self) -> str:
+        """What of the held-out split validation during training reads."""
+        windows = number(self.config.get("validation.num_windows"))
+        return f"at most {windows:,.0f} windows of the held-out split" if windows else "the whole held-out split"
+
+    @property
+    def measured_by(self) -> str:
+        """The source of `final`, and what a validation read; empty if there is none."""
+        _, source = self.final
+        return f"{source}, {self.validated_on}" if source == "last validation" else source
+
+    @property
     def final_weights(self) -> str:
         """The weights that `final` is of: those trained, or "ema", their moving average."""
         if self.evaluation is not None:

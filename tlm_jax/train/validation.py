@@ -28,8 +28,8 @@ def evaluate(
     """Runs `eval_step` over all batches.
 
     The sums are added in float64 and divided once, at the end: neither padding nor batch size changes the result.
-    `on_batch` is told the number of batches done. Returns `loss` (nats per token), `perplexity`, `bits_per_byte` (None
-    where the text's bytes are not known), `tokens`, `bytes`.
+    `on_batch` is told the number of batches done. Returns `loss` (nats per token), `perplexity`, `bits_per_byte`,
+    `tokens`, `bytes`; where the text's bytes are not known, None for them and for `bits_per_byte`.
     """
     sharding = batch_sharding(mesh)
     running: deque[dict[str, jax.Array]] = deque()
@@ -54,5 +54,5 @@ def evaluate(
         "perplexity": math.exp(min(loss, 700.0)),
         "bits_per_byte": sums["nats"] / math.log(2) / sums["bytes"] if sums["bytes"] else None,
         "tokens": int(sums["tokens"]),
-        "bytes": int(sums["bytes"]),
+        "bytes": int(sums["bytes"]) or None,
     }
