@@ -79,7 +79,7 @@ def default_config() -> ConfigDict:
     c.data.mixture = ()
     c.data.sequence_length = 1024  # tokens of a training example
     c.data.seed = 0  # order of the windows
-    c.data.num_workers = 0  # loader processes per host; the batches do not depend on it
+    c.data.num_workers = 0  # loader processes per host, at most 1024; the batches do not depend on it
 
     c.train = ConfigDict()
     c.train.num_steps = 1000  # updates of the parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -39,6 +40,13 @@ def _few_bytes() -> Any:
     return tokenizer
 
 
+def _tiktoken(**changes: int) -> dict[str, Any]:
+    """A definition of kind "tiktoken" whose pieces are the bytes."""
+    ranks = "\n".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256))
+    pattern = r"[\s\S]+"
+    return {"kind": "tiktoken", "pattern": pattern, "eos_id": None, "vocab_size": None, "ranks": ranks, **changes}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -63,6 +71,11 @@ def _few_bytes() -> Any:
             lambda: {"kind": "tiktoken", "pattern": "a", "eos_id": None, "vocab_size": None, "ranks": 5},
             "not a tokenizer that this version wrote",
         ),
+        (lambda: _tiktoken(vocab_size=10**12), f"vocab_size {10**12} is not from 256, by the ranks, to {MOST_IDS}"),
+        (lambda: _tiktoken(vocab_size=0), "vocab_size 0 is not from 256"),
+        (lambda: _tiktoken(eos_id=256), "eos_id 256 is no id of 256"),
+        (lambda: _tiktoken(eos_id=-1), "eos_id -1 is no id of 256"),
+        (lambda: {"kind": "ids", "num_ids": 10**12, "separator": 1}, "defines no tokenizer of kind 'ids'"),
         (lambda: {"kind": "words"}, "unknown tokenizer kind 'words'"),
         (lambda: ["a"], "not a JSON object"),
         (lambda: {"added_tokens": [{}]}, "not a tokenizer of this library"),

@@ -136,6 +136,11 @@ def test_numbers_that_are_too_large(store: Path, tmp_path: Path, complaint: Comp
         assert f"config.{key} is beyond what 64 bits can hold" in told, key
 
 
+def test_more_loader_processes_than_a_host_could_have(store: Path, tmp_path: Path, complaint: Complain):
+    told = complaint(*arguments(store, tmp_path / "run", "--config.data.num_workers=1025"))
+    assert "config.data.num_workers: must be at most 1024, not 1025; take no more than the host has CPUs" in told
+
+
 def test_names_that_are_no_text(store: Path, tmp_path: Path, complaint: Complain):
     told = complaint(*arguments(store, tmp_path / "run", "--config.train.weight_decay_exclude=(1, 2)"))
     assert "config.train.weight_decay_exclude: 1 is no part of a parameter's name; give texts" in told

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tlm_jax.data.tokenizer import Tokenizer, tokenizer_from_bytes
+from tlm_jax.data.tokenizer import MOST_IDS, Tokenizer, tokenizer_from_bytes
 from tlm_jax.errors import UserError
 from tlm_jax.files import parse_json
 
@@ -105,6 +105,8 @@ def adopted_tokenizer_from_bytes(kind: str, data: bytes, where: str) -> Tokenize
     try:
         entry: dict[str, Any] = parse_json(data)
         if kind == IdTokenizer.kind:
+            if not 0 < entry["num_ids"] <= MOST_IDS:
+                raise ValueError
             return IdTokenizer(entry["num_ids"], entry["separator"])
         inner = tokenizer_from_bytes(entry["kind"], base64.b64decode(entry["data"], validate=True), where)
         return SeparatedTokenizer(inner, entry["separator"])

@@ -117,6 +117,7 @@ class TiktokenTokenizer(PieceTokenizer):
         chosen = read_definition(definition, types, where)
         ranks = _read_ranks(chosen["ranks"], where)
         self._pieces = {rank: piece for piece, rank in ranks.items()}
+        self.vocab_size = _checked_size(max(self._pieces) + 1, chosen["vocab_size"], chosen["eos_id"], where)
         try:
             self._encoding = library.Encoding(
                 "ranks", pat_str=chosen["pattern"], mergeable_ranks=ranks, special_tokens={}
@@ -124,7 +125,6 @@ class TiktokenTokenizer(PieceTokenizer):
         except ValueError as error:
             what = f"not a regular expression that tiktoken can use: {error}"
             raise UserError(what, where="--tiktoken-pattern") from error
-        self.vocab_size = chosen["vocab_size"] or max(self._pieces) + 1
         self._add_specials(None, chosen["eos_id"], None)
         self._examine(where, "give a --tiktoken-pattern that matches every character")
 
@@ -144,6 +144,17 @@ class TiktokenTokenizer(PieceTokenizer):
 
     def to_bytes(self) -> bytes:
         return self._definition
+
+
+def _checked_size(least: int, vocab_size: int | None, eos_id: int | None, where: str) -> int:
+    """The number of ids that a definition names, or the least for its ranks; also checks that the end id is of them."""
+    size = least if vocab_size is None else vocab_size
+    if not least <= size <= MOST_IDS:
+        what = f"vocab_size {size} is not from {least}, by the ranks, to {MOST_IDS}"
+        raise UserError(what, where=where, mend="was the file changed?")
+    if eos_id is not None and not 0 <= eos_id < size:
+        raise UserError(f"eos_id {eos_id} is no id of {size}", where=where, mend="was the file changed?")
+    return size
 
 
 def _read_ranks(text: str, where: str) -> dict[bytes, int]:

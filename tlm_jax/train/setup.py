@@ -32,6 +32,7 @@ from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import State, abstract_state
 
 T = TypeVar("T")
+_MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
             problems.append(UserError(f"must be below 2^31, not {value}", where=f"config.{key}"))
         elif not least <= value < math.inf:
             problems.append(UserError(f"must be at least {least}, not {value}", where=f"config.{key}"))
+    if _MOST_WORKERS < config.data.num_workers < 2**31:
+        what = f"must be at most {_MOST_WORKERS}, not {config.data.num_workers}"
+        mend = "take no more than the host has CPUs"
+        problems.append(UserError(what, where="config.data.num_workers", mend=mend))
     if config.checkpoint.keep_best > 0 and not config.validation.every_steps:
         where, mend = "config.checkpoint.keep_best", "set config.validation.every_steps"
         problems.append(UserError("a run that is validated only at its end has no best", where=where, mend=mend))
