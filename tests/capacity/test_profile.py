@@ -103,15 +103,20 @@ def test_flops_matmul_by_matmul():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.integers(2, 48), st.integers(1, 64), st.sampled_from([1.5, 1.25, 0.5]), st.integers(0, 6), st.integers(1, 8192)
+    st.integers(2, 48),
+    st.integers(1, 64),
+    st.sampled_from([1.5, 1.25, 0.5]),
+    st.integers(0, 6),
+    st.integers(1, 8192),
+    st.sampled_from(MLPS),
 )
-def test_a_taper_costs_exactly_what_its_uniform_twin_costs(num_layers, eighths, start, plateaus, sequence_length):
+def test_a_taper_costs_exactly_what_its_uniform_twin_costs(num_layers, eighths, start, plateaus, sequence_length, mlp):
     d_ff = 128 * eighths
     try:
         widths = tapered(CURVES["cosine"], num_layers, d_ff, start, 2 - start, 16, plateaus)
     except UserError:
         return
-    twins = make(widths), make((d_ff,) * num_layers)
+    twins = [with_all(make(every), mlp=mlp) for every in (widths, (d_ff,) * num_layers)]
     budgets = [budget(profile, sequence_length) for profile in twins]
     assert budgets[0] == budgets[1]
     for first, second in zip(*(profile.layers for profile in twins), strict=True):

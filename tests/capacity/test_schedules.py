@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given, settings
 
-from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
+from tlm_jax.capacity.schedules import CURVES, _nudge_mixed, grouped, sigmoid, tapered, uniform
 from tlm_jax.errors import UserError
 
 COSINE = CURVES["cosine"]
@@ -193,6 +193,31 @@ def test_where_runs_cannot_be_alike_the_widths_are_the_nearest_by_brute_force(nu
         and sum(n * level for n, level in zip(lengths, levels, strict=True)) == num_layers * d_ff
     )
     assert tuple(run for run, _ in itertools.groupby(widths)) == min(possible, key=distance)
+
+
+@pytest.mark.parametrize(
+    ("levels", "ideal", "lengths", "missing"),
+    [
+        ((5, 5, 4, 3, 0, 0), (5, 4.5, 4, 2.5, 0.5, 0), (1, 2, 2, 2, 1, 1), -1),
+        ((5, 4, 3, 3, 2, 1), (5, 4, 3, 3.25, 1.5, 1), (1, 1, 1, 2, 1, 1), 1),
+        ((6, 4, 3, 1, 0, 0), (6, 4.5, 2.5, 1, -0.5, 0), (1, 2, 2, 1, 1, 1), -1),
+    ],
+)
+def test_of_equally_near_widths_the_first_in_order_are_taken(levels, ideal, lengths, missing):
+    possible = []
+    for interior in itertools.product(range(levels[-1], levels[0] + 1), repeat=len(levels) - 2):
+        moved = [levels[0], *interior, levels[-1]]
+        added = sum(n * (new - old) for n, new, old in zip(lengths, moved, levels, strict=True))
+        if added == missing and moved == sorted(moved, reverse=True):
+            possible.append((sum(n * (m - v) ** 2 for n, m, v in zip(lengths, moved, ideal, strict=True)), moved))
+    nearest = sorted(possible)
+    assert nearest[0][0] == nearest[1][0]
+    assert _nudge_mixed(levels, ideal, lengths, missing) == nearest[0][1]
+
+
+def test_hundreds_of_plateaus():
+    arguments = 400, 4096, 1.5, 0.5, 16
+    check(tapered(COSINE, *arguments, 399), *arguments)
 
 
 def test_ties_of_the_rounding_need_no_move():

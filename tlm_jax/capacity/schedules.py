@@ -13,10 +13,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from tlm_jax.errors import UserError
 
 Curve = Callable[[float], float]
+_Path = tuple[Any, int]  # the path to the run before or None, and a level: paths share their beginnings
 
 
 def linear(depth: float) -> float:
@@ -272,24 +274,36 @@ def _nudge_mixed(
     """The least-squares change of the interior levels that adds `missing`, when the runs differ in length.
 
     Dynamic programming over the runs; the state is (sum still missing, this run's level). Each level may move by up
-    to `reach` steps, which grows until a solution is found or the ends bound it.
+    to `reach` steps, which grows until a solution is found or the ends bound it. Of equal costs the path that is first
+    in lexicographic order is taken: states are kept in the order of their paths, which generation preserves.
     """
     first, last = levels[0], levels[-1]
     reach = 1
     while True:
-        best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(missing, first): (0.0, (first,))}
+        best: dict[tuple[int, int], tuple[float, _Path]] = {(missing, first): (0.0, (None, first))}
         for level, value, length in zip(levels[1:-1], ideal[1:-1], lengths[1:-1], strict=True):
-            following: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {}
+            following: dict[tuple[int, int], tuple[float, _Path]] = {}
             for (rest, before), (cost, path) in best.items():
                 for moved in range(max(level - reach, last), min(level + reach, before) + 1):
                     state = (rest - length * (moved - level), moved)
-                    candidate = (cost + length * (moved - value) ** 2, (*path, moved))
-                    if state not in following or candidate < following[state]:
-                        following[state] = candidate
+                    moved_cost = cost + length * (moved - value) ** 2
+                    if state in following:
+                        if moved_cost >= following[state][0]:
+                            continue
+                        del following[state]  # its place is that of the new path
+                    following[state] = moved_cost, (path, moved)
             best = following
         exact = [found for (rest, _), found in best.items() if rest == 0]
         if exact:
-            return [*min(exact)[1], last]
+            return [*_unwound(min(exact, key=lambda found: found[0])[1]), last]
         if reach >= first - last:
             return None
         reach *= 2
+
+
+def _unwound(path: _Path | None) -> list[int]:
+    levels = []
+    while path is not None:
+        path, level = path
+        levels.append(level)
+    return levels[::-1]
