@@ -131,9 +131,11 @@ def check_schedule(train: ConfigDict) -> list[UserError]:
     if not (train.final_learning_rate_ratio >= 0 and math.isfinite(train.final_learning_rate_ratio)):
         problem("final_learning_rate_ratio", f"must be at least 0, not {train.final_learning_rate_ratio}")
     if not 0 <= train.warmup_steps <= train.num_steps:
-        problem("warmup_steps", f"{train.warmup_steps} is not between 0 and train.num_steps = {train.num_steps}")
+        what = f"{train.warmup_steps} is not between 0 and train.num_steps = {train.num_steps}"
+        problem("warmup_steps", what, "take fewer, such as a tenth of the steps, or raise train.num_steps")
     elif not 0 <= train.decay_steps <= train.num_steps - train.warmup_steps:
-        problem("decay_steps", f"{train.decay_steps} is not between 0 and the steps after the warm-up")
+        most = train.num_steps - train.warmup_steps
+        problem("decay_steps", f"{train.decay_steps} is not between 0 and the {most} after the warm-up", "take fewer")
     if train.schedule in ("wsd", "power") and train.decay_steps == 0:
         mend = "say how many of the last steps decay"
         mend += ", or take the schedule constant" if train.schedule == "wsd" else ""
