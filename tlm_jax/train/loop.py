@@ -18,6 +18,7 @@ import numpy as np
 from tlm_jax import config as configs
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
 from tlm_jax.checkpoint.retention import storable
+from tlm_jax.counts import counted
 from tlm_jax.data.loader import Batch, TrainLoader, train_loader, validation_batches
 from tlm_jax.data.order import TrainOrder, check_identity
 from tlm_jax.data.packing import packing_by_store
@@ -246,7 +247,8 @@ def _greet(setup: Setup, order: TrainOrder, terminal: Terminal, start_step: int,
     kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
-        f"{config.name}: {profile.parameters:,} parameters in {len(widths)} layers, d_ff {widths[0]} … {widths[-1]}, "
+        f"{config.name}: {profile.parameters:,} parameters in {counted(len(widths), 'layer')}, "
+        f"d_ff {widths[0]} … {widths[-1]}, "
         f"{config.train.optimizer}, {tokens:,} tokens · {axes} · {setup.model.settings.compute_dtype} compute"
     )
     terminal.say(

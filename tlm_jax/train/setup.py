@@ -16,6 +16,7 @@ from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.checkpoint.layout import EMA, WEIGHTS
 from tlm_jax.checkpoint.manager import check_checkpoint_keys
+from tlm_jax.counts import counted
 from tlm_jax.data.mixture import Mixture, open_data
 from tlm_jax.data.store import TokenStore
 from tlm_jax.errors import UserError, raise_together
@@ -110,8 +111,9 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
     if config.train.global_batch_size % pieces:
         problems.append(
             UserError(
-                f"{config.train.global_batch_size} sequences do not divide into {shards} batch shards × "
-                f"{config.train.gradient_accumulation} micro-batches on {jax.process_count()} hosts",
+                f"{config.train.global_batch_size} does not divide into {counted(shards, 'batch shard')} × "
+                f"{counted(config.train.gradient_accumulation, 'micro-batch', 'micro-batches')} on "
+                f"{counted(jax.process_count(), 'host')}",
                 where="config.train.global_batch_size",
                 mend=f"use a multiple of {pieces}",
             )
@@ -119,7 +121,7 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
     if validation_batch_size(config) % shards:
         problems.append(
             UserError(
-                f"{validation_batch_size(config)} sequences do not divide into {shards} batch shards",
+                f"{validation_batch_size(config)} does not divide into {counted(shards, 'batch shard')}",
                 where="config.validation.batch_size",
                 mend=f"use a multiple of {shards}",
             )
