@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workdir", required=True, metavar="DIR", help="where the run lives; an existing run of this config is resumed"
     )
     parser.add_argument(
+        "--resume-from",
+        metavar="CHECKPOINT",
+        help="begin a new workdir with all of another run's checkpoint (a workdir or one step in it); keys of the "
+        "schedule may differ, such as train.decay_steps, where no step taken had another learning rate",
+    )
+    parser.add_argument(
         "--distributed",
         action="store_true",
         help="this process is one of several: on a TPU pod, under Slurm or Open MPI, or as JAX_COORDINATOR_ADDRESS, "
@@ -54,5 +60,6 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
             config.data.store = os.path.abspath(config.data.store)  # evaluation may be started from elsewhere
         config.data.mixture = with_absolute_paths(config.data.mixture)
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+        command += f" {shlex.quote(f'--resume-from={args.resume_from}')}" if args.resume_from is not None else ""
         command += " --distributed" if args.distributed else ""
-        return train(build(config), Path(args.workdir), command, stop)
+        return train(build(config), Path(args.workdir), command, stop, args.resume_from)
