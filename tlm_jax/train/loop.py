@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tlm_jax import config as configs
-from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata, from_first_process
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_state
 from tlm_jax.checkpoint.retention import storable
@@ -36,7 +35,7 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
-from tlm_jax.train.workdir import check_same_run, check_workdir, claim
+from tlm_jax.train.workdir import check_same_run, check_workdir, claim, steps_taken
 from tlm_jax.train.writers import Terminal
 
 STOP, SAVE = 0, 1  # columns of batch["requests"]
@@ -67,7 +66,7 @@ def train(
         trains in the directory; a save failed; too many steps in a row were not finite.
     """
     config, mesh, first_host = setup.config, setup.mesh, jax.process_index() == 0
-    check_workdir(workdir, config, taken=max(complete_steps(workdir / "checkpoints"), default=0))
+    check_workdir(workdir, config, steps_taken(workdir))
     with (
         jax.set_mesh(mesh),
         nullcontext(stop) if stop else StopRequest() as stop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import optax
@@ -190,19 +190,24 @@ def _check_splits(config: ConfigDict, store: TokenStore | Mixture) -> list[UserE
     return problems
 
 
-def build(config: ConfigDict) -> Setup:
-    """Builds a run's parts; no array is allocated.
+class _Parts(NamedTuple):
+    """What a run is made of; `store` only where data is asked for."""
 
-    Raises:
-      UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
-    """
+    profile: Profile
+    store: TokenStore | Mixture | None
+    mesh: Mesh
+    model: FunctionalDecoder
+    optimizer: optax.GradientTransformation
+
+
+def _make(config: ConfigDict, *, with_data: bool) -> _Parts:
     problems = _check_counts(config) + _check_weights(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
     all_devices()  # without one there is nothing more to find out
     settings = _try(problems, lambda: settings_from_config(config))
     optimizer = _try(problems, lambda: build_optimizer(config))
     mesh = _try(problems, lambda: make_mesh(config.mesh))
-    store = _try(problems, lambda: open_data(config.data.store, config.data.mixture))
+    store = _try(problems, lambda: open_data(config.data.store, config.data.mixture)) if with_data else None
     if store is not None:
         _try(problems, lambda: check_vocabulary(config, store))
         problems += _check_splits(config, store)
@@ -220,6 +225,25 @@ def build(config: ConfigDict) -> Setup:
     assert settings is not None
     assert optimizer is not None
     assert mesh is not None
+    return _Parts(profile, store, mesh, model, optimizer)
+
+
+def check_config(config: ConfigDict) -> None:
+    """Checks all of a config that needs no data; no array is allocated.
+
+    Raises:
+      UserError: all problems of the config and of the devices at hand, told together.
+    """
+    _make(config, with_data=False)
+
+
+def build(config: ConfigDict) -> Setup:
+    """Builds a run's parts; no array is allocated.
+
+    Raises:
+      UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
+    """
+    profile, store, mesh, model, optimizer = _make(config, with_data=True)
     assert store is not None
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)

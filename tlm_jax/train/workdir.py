@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from tlm_jax import config as configs
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.files import remove_partials, write_atomically, write_error
@@ -104,6 +105,11 @@ def check_workdir(workdir: Path, config: ConfigDict, taken: int | None = None) -
             check_same_run(workdir, path.read_text(), config, str(path), taken)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def steps_taken(workdir: Path) -> int:
+    """The step of the newest complete checkpoint in a run's directory, 0 without one."""
+    return max(complete_steps(workdir / "checkpoints"), default=0)
 
 
 def claim(workdir: Path, config: ConfigDict, profile: Profile) -> None:
