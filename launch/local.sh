@@ -168,6 +168,9 @@ TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.sched
 GENERATE=(--temperature=0.8 "--max-new-tokens=$((CONTEXT < 200 ? CONTEXT / 2 : 100))")
 RUNS=("$RUN")
 if [ "$TWIN" -eq 1 ]; then RUNS+=("$UNIFORM"); fi
+heading "config: what needs no data, before the long work"
+run "${TRAIN[@]}" --check-config
+if [ "$TWIN" -eq 1 ]; then run "${TRAIN_TWIN[@]}" --check-config; fi
 if [ "$DRY_RUN" -eq 0 ]; then mkdir -p "$OUTPUT" || fail "cannot create $OUTPUT"; fi
 
 heading "text: ${#DATA[@]} files to tokens"
@@ -216,10 +219,11 @@ for name, value in rows:
     print(f"  {name:<{width}}  {value:.4f}")
 PYTHON
 fi
-say "look at next:" \
-  "  $(quoted "$OUTPUT/report.html")          curves, profiles, budgets, samples; opens offline in a browser" \
-  "  $(quoted "$RUN/evaluation.json")         held-out loss and bits per byte, beside gzip and a bigram model" \
-  "  $(quoted tlm generate "--checkpoint=$RUN" "--prompt=My fellow citizens")" \
-  "  $(quoted tlm profile "--config=$CONFIG")  the layers, before any training" \
-  "  launch/test.sh               the tests"
+say "look at next:"
+printf '  %-50s  %s\n' \
+  "curves, profiles, budgets, samples, in a browser" "$(quoted "$OUTPUT/report.html")" \
+  "held-out loss, beside gzip and a bigram model" "$(quoted "$RUN/evaluation.json")" \
+  "a sample" "$(quoted tlm generate "--checkpoint=$RUN" "--prompt=My fellow citizens")" \
+  "the layers, before any training" "$(quoted tlm profile "--config=$CONFIG")" \
+  "the tests" "launch/test.sh"
 if [ "$DRY_RUN" -eq 0 ]; then say "for the commands tlm and python: $(quoted . "$VENV/bin/activate")"; fi

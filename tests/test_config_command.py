@@ -60,10 +60,19 @@ def test_values_of_a_config_file_and_overrides(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(list(keys(default_config())))
 
 
+def test_a_word_is_looked_for_in_names_and_meanings(capsys):
+    assert main(["config", "MOVING AVERAGE"]) == 0
+    found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["train.ema_decay", "validation.weights"]
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["lerning"], "no key contains 'lerning'; the nearest is train.learning_rate"),
+        (
+            ["lerning"],
+            "tlm config: error: no key and no meaning contains 'lerning'; the nearest key is train.learning_rate",
+        ),
         (["--config.seed=1"], "unknown argument '--config.seed=1'"),
         (["--markdown", "seed"], "unknown argument 'seed'"),
         (["--markdown", "--config=f.py"], "unknown argument '--config'"),

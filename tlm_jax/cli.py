@@ -22,7 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenizer": ("tlm_jax.data.tokenizer_command", "train a SentencePiece tokenizer"),
     "prepare": ("tlm_jax.data.prepare_command", "turn text and JSONL into a token store"),
     "adopt": ("tlm_jax.data.adopt_command", "use token files of nanoGPT, llm.c or Megatron as a token store, in place"),
-    "inspect": ("tlm_jax.data.inspect_command", "show what token stores hold and how it fills windows"),
+    "inspect": (
+        "tlm_jax.data.inspect_command",
+        "show what token stores hold and how their documents fill windows",
+    ),
     "train": ("tlm_jax.train.command", "train a model; the same command again resumes it"),
     "eval": ("tlm_jax.evaluate.eval_command", "loss, perplexity and bits per byte of a checkpoint"),
     "generate": ("tlm_jax.evaluate.generate_command", "sample text from a checkpoint"),

@@ -26,13 +26,14 @@ _HEAD = """\
 Made from the comments in [`tlm_jax/config.py`](../tlm_jax/config.py) by `tlm config --markdown > docs/config.md`.
 
 A config file's `get_config()` starts from these defaults; on the command line any key is set with `--config.KEY=VALUE`.
-`tlm config WORD` prints the keys that contain WORD, `tlm config --config=F` those of a config file.
+`tlm config WORD` prints the keys that have WORD in their name or meaning, `tlm config --config=F` those of a config
+file.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `tlm config`."""
-    parser.add_argument("word", nargs="?", default="", help="only the keys that contain this")
+    parser.add_argument("word", nargs="?", default="", help="only the keys with this in their name or meaning")
     parser.add_argument("--config", metavar="FILE", help="show this config's values, with --config.KEY=VALUE applied")
     parser.add_argument("--markdown", action="store_true", help="print docs/config.md")
 
@@ -106,12 +107,13 @@ def _sentence(text: str) -> str:
 
 
 def _text(config: ConfigDict, word: str) -> str:
-    """The keys that contain `word`, one a line; a value that is not the default is told with the default."""
+    """The keys with `word` in name or meaning, one a line; a value that is not the default is told with the default."""
     said, defaults = comments(), default_config()
-    chosen = [key for key in _in_order(config) if word.removeprefix("config.") in key]
+    wanted = word.removeprefix("config.").casefold()
+    chosen = [key for key in _in_order(config) if wanted in key or wanted in said.get(key, "").casefold()]
     if not chosen:
         near = difflib.get_close_matches(word, list(keys(config)), n=1, cutoff=0.0)[0]
-        raise UserError(f"no key contains {word!r}", where="tlm config", mend=f"the nearest is {near}")
+        raise UserError(f"no key and no meaning contains {word!r}", mend=f"the nearest key is {near}")
     values = {key: _shown(config, key) for key in chosen}
     width, value_width = max(map(len, chosen)), min(24, max(map(len, values.values())))
     lines = []

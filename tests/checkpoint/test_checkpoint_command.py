@@ -262,6 +262,11 @@ def test_prune_counts_and_keeps_no_damaged_one(workdir: Path, capsys: pytest.Cap
 
 def test_prune_refuses_what_would_leave_nothing_or_is_not_said(workdir: Path, capsys: pytest.CaptureFixture[str]):
     assert "give one or more of --keep-last" in tell(capsys, "prune", workdir, code=EXIT_BAD_INPUT)
+    with pytest.raises(SystemExit):
+        main(["checkpoint", "prune", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "one is needed" in told
+    assert "default" not in told
     assert "--keep-last: must be at least 1, not 0" in tell(
         capsys, "prune", workdir, "--keep-last=0", code=EXIT_BAD_INPUT
     )

@@ -324,7 +324,7 @@ def test_unequal_budgets_are_an_error_unless_asked_for(compare, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a comparison needs at least two variants"),
+        ([], "tlm compare: error: a comparison needs at least two variants"),
         ([VARY, "--seeds=0"], "--seeds: must be at least 1, not 0"),
         ([VARY, "--confidence=95"], "--confidence: must lie between 0 and 1, not 95"),
         (["--vary=profile.schedule=uniform,cosin"], "variant cosin: config.profile.schedule: unknown schedule"),

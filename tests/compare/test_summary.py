@@ -9,7 +9,7 @@ import pytest
 
 from tlm_jax.capacity import profile_from_config
 from tlm_jax.compare.plan import Variant
-from tlm_jax.compare.summary import as_csv, as_json, as_text, paired_difference, summarise
+from tlm_jax.compare.summary import as_csv, as_json, as_text, budget_table, paired_difference, summarise
 from tlm_jax.config import apply_overrides, default_config
 
 # Two-sided 95 % quantiles of Student's t for so many values, from published tables.
@@ -178,3 +178,17 @@ def test_json_and_csv_hold_the_numbers():
     assert float(lines[1]["difference"]) == b["difference"]["mean"]
     assert float(lines[1]["interval_low"]) == b["difference"]["interval"][0]
     assert float(lines[1]["loss_standard_deviation"]) == b["standard_deviation"]["loss"]
+
+
+def test_budgets_fit_on_a_screen():
+    """What is equal is told once; many variants stand in several tables."""
+    equal = budget_table([variant(f"start_ratio={n},end_ratio={n}") for n in range(9)])
+    assert max(map(len, equal.splitlines())) < 80
+    assert equal.count("training tokens") == 1
+    different = [variant(f"three_group with d_ff={64 * n}", f"profile.d_ff={64 * n}") for n in range(1, 10)]
+    table = budget_table(different)
+    assert max(map(len, table.splitlines())) <= 120
+    assert table.count("training tokens") == 1, "the tokens are equal in all"
+    for each in different:
+        assert table.count(each.name) == 1
+        assert f"{each.budget['parameters']:,}" in table

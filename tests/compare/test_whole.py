@@ -75,6 +75,6 @@ def test_what_a_variant_lacks_on_these_devices_is_told_once_by_name(store, monke
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([(name, to_json(c)) for name, c in waiting.items()])))
     assert check.main() == 2
     told = capsys.readouterr().err
-    assert told.startswith("variant odd: config.train.global_batch_size: 8 sequences do not divide")
+    assert told.startswith("variant odd: config.train.global_batch_size: 8 does not divide")
     assert told.count("\n") == 1
     assert "odd too" not in told

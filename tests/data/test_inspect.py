@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -124,6 +126,24 @@ def test_the_lines(store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixt
     assert err == "every checksum is the manifest's\n"
 
 
+def test_the_verdict_of_verify_comes_first(store: TokenStore) -> None:
+    command = [sys.executable, "-u", "-m", "tlm_jax", "inspect", str(store.path), "--verify"]
+    told = subprocess.check_output(command, stderr=subprocess.STDOUT, text=True)
+    assert told.startswith(f"every checksum is the manifest's\n{store.path}\n")
+
+
+def test_counts_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("x")
+    arguments = ["--tokenizer=byte", f"--output={tmp_path / 'store'}", "--holdout=0"]
+    assert main(["prepare", str(tmp_path / "text.txt"), *arguments]) == 0
+    assert main(["inspect", str(tmp_path / "store"), "--sequence-length=64"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 1 document, 3 tokens, 1 byte of text" in out
+    assert "validation: 0 documents, 0 tokens" in out
+    assert "train: 1 window of 64" in out
+    assert "1 token not predicted" in out
+
+
 def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_raw(tmp_path / "f.bin", separated(make_documents(60), first=False))
     adopt([str(file)], [], tmp_path / "store", 300, Adoption(257))
@@ -154,7 +174,7 @@ def test_a_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = f"read once after {windows[1] * 4:,} windows, {windows[1] * 64:,} tokens, of it"
     assert f"  s70: 1/4 of the windows, {windows[1]} windows; {once}\n" in capsys.readouterr().out
     assert main(["inspect", *paths, "--weights", "1"]) == 2
-    assert "--weights: 1 weights for 2 stores" in capsys.readouterr().err
+    assert "--weights: 1 weight for 2 stores" in capsys.readouterr().err
 
 
 def test_bad_arguments(store: TokenStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,7 +241,7 @@ def test_a_position_of_other_data_is_refused(store: TokenStore) -> None:
 
 
 def test_batches_that_cannot_be(store: TokenStore) -> None:
-    with pytest.raises(UserError, match="global_batch_size 6 is not a positive multiple of the 4 hosts"):
+    with pytest.raises(UserError, match="global_batch_size 6 is not a positive multiple of the number of hosts, 4"):
         _loader(store, global_batch_size=6, host_count=4)
     with pytest.raises(UserError, match="batch_size 0"):
         validation_batches(store, sequence_length=T, batch_size=0)

@@ -265,7 +265,7 @@ def test_where_nothing_is_finished_the_input_may_be_mended(
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text('{"text": "x"}\n{"text": \n')
     assert cli.main(_arguments("store")) == 2
-    assert "a.jsonl:2: malformed JSON" in capsys.readouterr().err
+    assert "a.jsonl:2: malformed JSON: Expecting value at column 10;" in capsys.readouterr().err
     Path("a.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
     assert cli.main(_arguments("store")) == 0
     assert "2 documents" in capsys.readouterr().out

@@ -1,7 +1,8 @@
 """Stands in for `tlm` in the tests of the launch scripts: notes its arguments in $TLM_LOG and makes what `tlm` would.
 
 `train` writes a record every 20 ms and, like `tlm train`, saves and exits with 75 on a signal, goes on from where it
-was, and is complete at 100 steps. $TLM_FAIL names a subcommand that exits with $TLM_FAIL_CODE.
+was, and is complete at 100 steps. $TLM_FAIL names a subcommand that exits with $TLM_FAIL_CODE; "check" is
+`train --check-config`, which makes nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ def main() -> int:
     command = sys.argv[1]
     with Path(os.environ["TLM_LOG"]).open("a") as log:
         log.write(json.dumps(sys.argv[1:]) + "\n")
+    if command == "train" and "--check-config" in sys.argv:
+        command = "check"
     if os.environ.get("TLM_FAIL") == command:
         print(f"tlm {command}: error: asked to fail", file=sys.stderr)
         return int(os.environ["TLM_FAIL_CODE"])
+    if command == "check":
+        return 0
     if command == "train":
         return train(option("workdir"))
     if command == "prepare":

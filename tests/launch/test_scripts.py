@@ -44,7 +44,8 @@ def local(tmp_path, environment):
 
 
 SHORT = "--config.train.num_steps=100"
-WHOLE = ["tokenizer", "prepare", "train", "train", "train", "eval", "generate", "eval", "generate", "report"]
+CHECKS = ["train", "train"]  # with --check-config
+WHOLE = [*CHECKS, "tokenizer", "prepare", "train", "train", "train", "eval", "generate", "eval", "generate", "report"]
 
 
 # --- local.sh ---------------------------------------------------------------------------------------------------------
@@ -54,7 +55,8 @@ def test_whole_run_interrupts_the_first_training_once_and_resumes_it(local, tmp_
     result, calls = local(CONFIG, SHORT)
     assert result.returncode == 0, result.stderr
     assert names(calls) == WHOLE
-    first, resumed, twin = (call for call in calls if call[0] == "train")
+    assert all("--check-config" in call for call in calls[:2])
+    first, resumed, twin = (call for call in calls[2:] if call[0] == "train")
     assert first == resumed
     assert "exited with 75" in result.stdout
     figures = [line.split()[-1] for line in result.stdout.partition("bits per byte")[2].splitlines()[1:5]]
@@ -66,8 +68,8 @@ def test_whole_run_interrupts_the_first_training_once_and_resumes_it(local, tmp_
     steps = [json.loads(line)["step"] for line in (tmp_path / "runs/quickstart/run/metrics.jsonl").open()]
     assert steps == list(range(1, 101))
     corpus = sorted(str(path) for path in (ROOT / "corpus").glob("*.jsonl.gz"))
-    assert [argument for argument in calls[1] if argument.endswith(".gz")] == corpus
-    assert "--vocab-size=4096" in calls[0]
+    assert [argument for argument in calls[3] if argument.endswith(".gz")] == corpus
+    assert "--vocab-size=4096" in calls[2]
 
 
 def test_same_command_again_repeats_no_finished_work(local):
@@ -75,7 +77,7 @@ def test_same_command_again_repeats_no_finished_work(local):
     result, calls = local(CONFIG, SHORT)
     assert result.returncode == 0
     # The commands that are left find their work complete by themselves.
-    assert names(calls) == ["prepare", "train", "train", "report"]
+    assert names(calls) == [*CHECKS, "prepare", "train", "train", "report"]
 
 
 def test_dry_run_prints_the_commands_and_runs_none(local, tmp_path):
@@ -86,7 +88,7 @@ def test_dry_run_prints_the_commands_and_runs_none(local, tmp_path):
     printed = [line.split()[2] for line in result.stdout.splitlines() if line.startswith("$ tlm")]
     assert printed == WHOLE
     assert r"'--prompt=It'\''s a'" in result.stdout
-    assert result.stdout.count("--config.seed=3") == 3
+    assert result.stdout.count("--config.seed=3") == 5
 
 
 def test_what_to_look_at_next_can_be_pasted_into_a_shell(local, tmp_path):
@@ -96,7 +98,9 @@ def test_what_to_look_at_next_can_be_pasted_into_a_shell(local, tmp_path):
     result, _ = local("my configs/q.py", SHORT, "--no-twin", "--no-interrupt", "--output=it's here")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.partition("look at next:")[2].splitlines()
-    pasted = [shlex.split(line.partition("   ")[0] if i < 2 else line) for i, line in enumerate(lines[1:5])]
+    begin = lines[5].index("launch/test.sh")
+    assert all(line[begin - 2 : begin] == "  " and line[begin] != " " for line in lines[1:6]), "not aligned"
+    pasted = [shlex.split(line[begin:]) for line in lines[1:5]]
     assert pasted[0] == ["it's here/report.html"]
     assert pasted[1] == ["it's here/run/evaluation.json"]
     assert pasted[2] == ["tlm", "generate", "--checkpoint=it's here/run", "--prompt=My fellow citizens"]
@@ -107,9 +111,9 @@ def test_a_config_with_an_argument(local):
     sized = str(ROOT / "configs" / "tapered" / "440m.py") + ":tiny"
     result, calls = local(sized, SHORT, "--no-twin", "--no-interrupt")
     assert result.returncode == 0, result.stderr
-    assert f"--config={sized}" in calls[2]
-    assert "--workdir=runs/440m-tiny/run" in calls[2]
-    assert "--vocab-size=1024" in calls[0]
+    assert f"--config={sized}" in calls[3]
+    assert "--workdir=runs/440m-tiny/run" in calls[3]
+    assert "--vocab-size=1024" in calls[1]
 
 
 def test_dry_run_needs_no_environment(local, tmp_path):
@@ -122,12 +126,12 @@ def test_dry_run_needs_no_environment(local, tmp_path):
 def test_no_twin_and_no_interrupt(local):
     result, calls = local(CONFIG, SHORT, "--no-twin", "--no-interrupt")
     assert result.returncode == 0
-    assert names(calls) == ["tokenizer", "prepare", "train", "eval", "generate", "report"]
+    assert names(calls) == ["train", "tokenizer", "prepare", "train", "eval", "generate", "report"]
 
 
 def test_uniform_config_has_no_twin(local):
     _, calls = local(CONFIG, SHORT, "--config.profile.schedule=uniform", "--no-interrupt")
-    assert names(calls).count("train") == 1
+    assert names(calls).count("train") == 2
 
 
 def test_own_text(local, tmp_path):
@@ -136,8 +140,8 @@ def test_own_text(local, tmp_path):
     _, calls = local(CONFIG, "--data", "a.txt", "b.txt", "--dry-run")
     result, calls = local(CONFIG, "--data", "a.txt", "b.txt", "--no-twin", "--no-interrupt", SHORT)
     assert result.returncode == 0
-    assert calls[0][:4] == ["tokenizer", "--input", "a.txt", "b.txt"]
-    assert calls[1][:3] == ["prepare", "a.txt", "b.txt"]
+    assert calls[1][:4] == ["tokenizer", "--input", "a.txt", "b.txt"]
+    assert calls[2][:3] == ["prepare", "a.txt", "b.txt"]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(75, 75), (130, 75), (2, 2), (1, 1)])
@@ -147,6 +151,13 @@ def test_exit_codes_pass_through(local, command, code, expected):
     assert result.returncode == expected
     assert names(calls)[-1] == command
     assert ("the same command goes on from here" in result.stderr) == (expected == 75)
+
+
+def test_a_config_that_cannot_be_trained_is_told_before_any_work(local, tmp_path):
+    result, calls = local(CONFIG, SHORT, TLM_FAIL="check", TLM_FAIL_CODE="2")
+    assert result.returncode == 2
+    assert names(calls) == ["train"]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_commands_take_every_argument_that_the_script_gives_them(local):

@@ -77,8 +77,8 @@ def test_lines_cut_damaged_or_repeated_are_noted_and_the_rest_is_kept(tmp_path):
     assert len(run.records) == 9
     path.write_text("\n".join([lines[0], "[1]", '{"loss": 3}', *lines[3:], lines[3].replace('"loss": ', '"loss": 9')]))
     run = load_run(str(path.parent))
-    assert "2 lines of metrics.jsonl are damaged, the first is line 2; they are left out." in run.notes
-    assert "1 steps of metrics.jsonl come more than once; the last of each is shown." in run.notes
+    assert "Left out of metrics.jsonl: 2 damaged lines, the first of them line 2." in run.notes
+    assert "Left out of metrics.jsonl: 1 record of a step that comes again later." in run.notes
     assert [record["step"] for record in run.records] == [1, 4, 5, 6, 7, 8, 9, 10]
     assert run.records[1]["loss"] > 90
     path.write_text("")
@@ -92,7 +92,7 @@ def test_damaged_extras_are_noted(tmp_path):
     run = load_run(str(path))
     assert list(run.notes) == [
         "evaluation.json has no loss; it is left out.",
-        "1 entries of samples.json have no completion; they are left out.",
+        "Left out of samples.json: 1 entry without a completion.",
     ]
     assert (run.evaluation, len(run.samples)) == (None, 1)
     (path / "evaluation.json").write_text("[")

@@ -112,6 +112,17 @@ def test_everything_wrong_with_a_config_at_once(copy: Path, tmp_path: Path, comp
     assert "nearest" in told[told.index("config.profile.d_ff") :].split(" (")[0], "the d_ff that works is not named"
 
 
+def test_check_config_needs_no_data_and_makes_nothing(copy: Path, run: Path, tmp_path: Path, complaint: Complain):
+    check, nowhere = "--check-config", copy / "nowhere"
+    told = complaint(*arguments(nowhere, tmp_path / "run", check, "--config.train.warmup_steps=99"))
+    assert "config.train.warmup_steps: 99 is not between 0 and train.num_steps = 12; take fewer" in told
+    assert "no such token store" not in told
+    told = complaint(*arguments(nowhere, run, check, "--config.train.num_steps=6", "--config.seed=3"))
+    assert "the directory holds a run of another config (seed: 0 -> 3)" in told
+    assert main(arguments(nowhere, tmp_path / "run", check)) == EXIT_COMPLETE
+    assert not (tmp_path / "run").exists()
+
+
 def test_numbers_that_are_not_finite(store: Path, tmp_path: Path, complaint: Complain):
     keys = ("train.z_loss", "train.epsilon", "model.rope_theta", "model.norm_epsilon", "model.init_scale")
     keys += ("train.learning_rate", "train.beta1", "train.gradient_clip", "model.final_soft_cap", "log.peak_flops")

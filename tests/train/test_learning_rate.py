@@ -97,7 +97,7 @@ def test_after_the_last_step_the_curve_stays_at_its_end():
         ({"schedule": "cosin"}, "config.train.schedule: 'cosin' is not one of cosine, linear"),
         ({"schedule": "wsd"}, "config.train.decay_steps: wsd has no decay"),
         ({"schedule": "power"}, "config.train.decay_steps: power has no decay; say how many of the last steps decay"),
-        ({"schedule": "wsd", "decay_steps": 951}, "951 is not between 0 and the steps after the warm-up"),
+        ({"schedule": "wsd", "decay_steps": 951}, "951 is not between 0 and the 950 after the warm-up"),
         ({"schedule": "wsd", "decay_steps": 9, "decay_shape": "steep"}, "'steep' is not one of linear, cosine"),
         (
             {"schedule": "wsd", "decay_steps": 9, "decay_shape": "exponential", "final_learning_rate_ratio": 0.0},
@@ -108,7 +108,7 @@ def test_after_the_last_step_the_curve_stays_at_its_end():
             "config.train.power_exponent: must be at most 0, not 0.5",
         ),
         ({"learning_rate": math.inf}, "config.train.learning_rate: must be above 0, not inf"),
-        ({"warmup_steps": 1001}, "1001 is not between 0 and train.num_steps = 1000"),
+        ({"warmup_steps": 1001}, "1001 is not between 0 and train.num_steps = 1000; take fewer, such as"),
     ],
 )
 def test_what_cannot_be_is_told(values, told):

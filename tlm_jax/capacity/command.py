@@ -13,6 +13,7 @@ from tlm_jax.capacity.picture import draw
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.table import comparison_table, layer_table, totals_table
 from tlm_jax.config import load_config
+from tlm_jax.counts import counted
 from tlm_jax.errors import EXIT_COMPLETE, UserError
 
 _EPILOG = """\
@@ -99,8 +100,8 @@ def _text(profiles: dict[str, Profile], lengths: list[int]) -> str:
     budgets = [budget(profile, length) for profile, length in zip(profiles.values(), lengths, strict=True)]
     heads = []
     for side, (name, profile), length in zip("AB", profiles.items(), lengths, strict=False):
-        runs = len(profile.runs())
-        layers = f"{len(profile.layers)} layers in {runs} {'run' if runs == 1 else 'runs'} of equal shape"
+        runs = counted(len(profile.runs()), "run")
+        layers = f"{counted(len(profile.layers), 'layer')} in {runs} of equal shape"
         tied = "tied" if profile.tied_embeddings else "untied"
         line = f"{name}: {layers}, vocabulary {profile.vocab_size:,} ({tied}), sequence length {length:,}"
         heads.append(line if len(profiles) == 1 else f"{side} = {line}")

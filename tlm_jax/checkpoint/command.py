@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one = "a workdir, its checkpoints folder, or one step's directory"
     listing = add("list", "show all checkpoints: step, time, size, whether complete, metric, which is the best")
     verifying = add("verify", "read every array and compare its checksum; exit code 2 names what is damaged", one)
-    pruning = add("prune", "remove all complete checkpoints that no --keep option names; the newest always stays")
+    pruning = add(
+        "prune",
+        "remove all complete checkpoints that no --keep option names; one is needed, the newest always stays",
+    )
     exporting = add("export", "write the weights alone into a new directory that eval and generate take", one)
     converting = add("convert", "write all of a checkpoint into a new workdir, from which training goes on", one)
     for action in (listing, verifying):
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verifying.add_argument(
         "--step", type=layout.step_argument, metavar="N", help='which step, or "best" by validation (default: all)'
     )
-    pruning.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N (default: 1)")
+    pruning.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N (1 where only another is given)")
     pruning.add_argument("--keep-every", type=int, metavar="STEPS", help="keep those of steps that STEPS divides")
     pruning.add_argument("--keep-best", type=int, metavar="N", help="keep the N best by checkpoint.best_metric")
     pruning.add_argument("--dry-run", action="store_true", help="only say what would be removed")

@@ -132,7 +132,7 @@ class CheckpointManager:
         if not self._keep_best or value is None:
             return False
         among = retention.is_among_best(value, self._known_values(), self._keep_best)
-        return bool(_from_first_process(among))
+        return bool(from_first_process(among))
 
     def _known_values(self) -> dict[int, float | None]:
         """Each step's `best_metric`, of our kind: as found in the directory once, and of what was saved since.
@@ -172,13 +172,13 @@ class CheckpointManager:
         """
         self._raise_failure()
         permanent = self.due_by_step(step)
-        if not (force or permanent or _from_first_process(self.due_by_time())):
+        if not (force or permanent or from_first_process(self.due_by_time())):
             return False
         if step == self._begun_step:  # not whether it is still on its way, on which processes may differ
             return False
         self.wait()
         path = layout.step_directory(self.directory, step)
-        if _from_first_process(layout.is_complete(path)):
+        if from_first_process(layout.is_complete(path)):
             return False
         self._last_save_time, self._begun_step = time.monotonic(), step
         if self._keep_best:
@@ -196,7 +196,7 @@ class CheckpointManager:
 
     def _begin(self, step: int, path: Path, items: dict[str, Any]) -> None:
         # What may lie at `path` is no complete checkpoint: a copy that was interrupted, say.
-        overwrite = bool(_from_first_process(path.exists()))
+        overwrite = bool(from_first_process(path.exists()))
         with storage.unheard(), storage.storage_context(self._timeout_seconds):
             try:
                 response = ocp.save_checkpointables_async(path, items, overwrite=overwrite)
@@ -212,7 +212,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The newest complete checkpoint's step, or None; the same on all processes."""
         steps = layout.complete_steps(self.directory)
-        latest = int(_from_first_process(steps[-1] if steps else -1))
+        latest = int(from_first_process(steps[-1] if steps else -1))
         return None if latest < 0 else latest
 
     def steps(self) -> list[int]:
@@ -352,7 +352,7 @@ def _exit_without(save: _BackgroundSave) -> None:
     threading.Thread(target=run, name="exit without stuck save", daemon=True).start()
 
 
-def _from_first_process(value: Any) -> Any:
+def from_first_process(value: Any) -> Any:
     """The first process's value, on all of them."""
     return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)
 

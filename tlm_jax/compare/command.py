@@ -12,6 +12,7 @@ from pathlib import Path
 from tlm_jax.compare import execute, summary
 from tlm_jax.compare.page import build_page
 from tlm_jax.compare.plan import Run, Variant, budget_differences, make_runs, make_variants, named_changes, same_models
+from tlm_jax.counts import counted
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE, UserError
 from tlm_jax.files import only_one, write_result
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if failed:
         more = f"; and {len(failed) - 1} more, told above" if len(failed) > 1 else ""
         raise UserError(
-            f"{len(failed)} of {len(runs)} runs failed: {failed[0]}{more}",
+            f"{len(failed)} of {counted(len(runs), 'run')} failed: {failed[0]}{more}",
             where=args.workdir,
             mend="the same command tries them again",
         )
@@ -100,7 +101,6 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> tuple[list[Vari
     if differences and not args.unequal_budgets:
         raise UserError(
             f"the budgets are not equal: {'; '.join(differences)}",
-            where="tlm compare",
             mend="make them equal, or give --unequal-budgets to compare all the same",
         )
     if differences:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tlm_jax import config as configs
 from tlm_jax.compare.plan import Run
+from tlm_jax.counts import counted
 from tlm_jax.data.mixture import open_data
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_RESUMABLE, UserError, raise_together
 from tlm_jax.files import only_one, parse_json, reason
@@ -232,7 +233,7 @@ def make(runs: Sequence[Run], processes: Processes, after_each: Callable[[], Non
         if evaluation(run) is not None:
             continue
         left = [other for other in runs[position:] if evaluation(other) is None]
-        _say(f"{run.label}: {len(left)} of {len(runs)} runs to go, {_time_left(runs, left, taken)}")
+        _say(f"{run.label}: {len(left)} of {counted(len(runs), 'run')} to go, {_time_left(runs, left, taken)}")
         _check_idle(run)
         begun, start = _last_step(run), time.monotonic()
         problem = _make_one(run, processes)

@@ -123,7 +123,7 @@ def named_changes(vary: Sequence[str], variants: Sequence[str]) -> dict[str, tup
             problems.append(UserError(f"config.{key} is set by the comparison", where="--vary and --variant"))
     if len(found) < 2 and not problems:
         mend = "give --vary=KEY=VALUE,VALUE or --variant=NAME:KEY=VALUE, which may be repeated"
-        problems.append(UserError("a comparison needs at least two variants", where="tlm compare", mend=mend))
+        problems.append(UserError("a comparison needs at least two variants", mend=mend))
     raise_together(problems)
     return dict(found)
 

@@ -19,8 +19,10 @@ from typing import Any
 from tlm_jax.capacity.budget import EQUAL, LABELS, TRAIN_TOKENS
 from tlm_jax.capacity.table import aligned
 from tlm_jax.compare.plan import Variant, budget_differences
+from tlm_jax.counts import counted
 from tlm_jax.report.runs import number
 
+_WIDTH = 120  # characters, of a budget table
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]  # variant's name -> seed's number -> evaluation.json
 
@@ -163,17 +165,34 @@ def _values(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, flo
 
 
 def budget_table(variants: Sequence[Variant]) -> str:
-    """The budgets of all variants side by side."""
+    """The budgets of all variants: once what is equal in all, the rest side by side, in tables of at most `_WIDTH`."""
     labels = {TRAIN_TOKENS: EQUAL[TRAIN_TOKENS], **LABELS}
-    rows = [["", *(variant.name for variant in variants)]]
-    rows += [[label, *(f"{variant.budget[key]:,}" for variant in variants)] for key, label in labels.items()]
-    return aligned(rows, left=(0,))
+    budgets = {variant.name: variant.budget for variant in variants}
+    first = budgets[variants[0].name]
+    equal = [key for key in labels if all(budget[key] == first[key] for budget in budgets.values())]
+    tables = []
+    if equal:
+        tables.append(aligned([["", "every variant"], *([labels[key], f"{first[key]:,}"] for key in equal)], left=(0,)))
+    different = [label for key, label in labels.items() if key not in equal]
+    columns = [[n, *(f"{b[key]:,}" for key in labels if key not in equal)] for n, b in budgets.items()]
+    while different and columns:
+        count = 1
+        while count < len(columns) and len(_side_by_side(different, columns[: count + 1]).splitlines()[1]) <= _WIDTH:
+            count += 1
+        tables.append(_side_by_side(different, columns[:count]))
+        columns = columns[count:]
+    return "\n\n".join(tables)
+
+
+def _side_by_side(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
+    """Labels and the columns of a table, each with its heading first."""
+    return aligned(list(zip(["", *labels], *columns, strict=True)), left=(0,))
 
 
 def heading(summary: Summary) -> str:
     """One line on how the table is to be read."""
     return (
-        f"{len(summary.rows)} variants × {summary.seeds} {'seed' if summary.seeds == 1 else 'seeds'}: mean ± sample "
+        f"{counted(len(summary.rows), 'variant')} × {counted(summary.seeds, 'seed')}: mean ± sample "
         f"standard deviation; difference to {summary.rows[0].variant.name} in {UNITS[summary.metric]}, paired by seed, "
         f"with its {summary.confidence * 100:g}% t interval"
     )

@@ -7,6 +7,7 @@ belongs to the range in which it starts, so ranges that tile a file yield its do
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -290,9 +291,11 @@ def _parse_json(line: bytes, number: int, lines: _Lines, text_field: str) -> Doc
         return Problem(reason, detail, lines.path, lines.absolute(number))
 
     try:
-        record = parse_json(line.decode())
+        record = parse_json(line.decode().rstrip("\r\n"))
     except UnicodeDecodeError as error:
         return problem("invalid UTF-8", f"byte {error.start + 1} of the line")
+    except json.JSONDecodeError as error:  # to it every line is the first
+        return problem("malformed JSON", f"{error.msg} at column {error.colno}")
     except ValueError as error:
         return problem("malformed JSON", str(error))
     if not isinstance(record, dict):

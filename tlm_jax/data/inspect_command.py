@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from tlm_jax.config import reject_overrides
+from tlm_jax.counts import counted
 from tlm_jax.data.inspection import (
     as_json,
     bars,
@@ -54,8 +55,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if args.sequence_length < 1:
         raise UserError(f"must be at least 1, not {args.sequence_length}", where="--sequence-length")
     if args.weights and len(args.weights) != len(args.stores):
-        raise UserError(f"{len(args.weights)} weights for {len(args.stores)} stores", where="--weights")
+        what = f"{counted(len(args.weights), 'weight')} for {counted(len(args.stores), 'store')}"
+        raise UserError(what, where="--weights", mend="give one for each")
     stores = [TokenStore.open(path, verify=args.verify) for path in args.stores]
+    if args.verify:  # before what is printed about them, which may be long
+        print("every checksum is the manifest's", file=sys.stderr, flush=True)
     mixture = _mixture_epochs(Mixture(stores, args.weights), args) if args.weights else []
     if args.json:
         found = {"stores": [_measure(store, args) for store in stores], "mixture": mixture}
@@ -66,10 +70,9 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if mixture:
         print("\nas a mixture")
     for part in mixture:
-        once = f"read once after {part['windows_to_epoch']:,} windows, {part['tokens_to_epoch']:,} tokens, of it"
-        print(f"  {part['name']}: {part['share']} of the windows, {part['windows']:,} windows; {once}")
-    if args.verify:
-        print("every checksum is the manifest's", file=sys.stderr)
+        to_epoch = counted(part["windows_to_epoch"], "window"), counted(part["tokens_to_epoch"], "token")
+        once = f"read once after {', '.join(to_epoch)}, of it"
+        print(f"  {part['name']}: {part['share']} of the windows, {counted(part['windows'], 'window')}; {once}")
     return EXIT_COMPLETE
 
 
@@ -92,12 +95,12 @@ def _measure(store: TokenStore, args: argparse.Namespace) -> dict[str, Any]:
     found = as_json(store)
     packed = {name: packing(store, name, args.sequence_length) for name in _splits(store)}
     found["packing"] = {name: asdict(entry) | {"fill": entry.fill} for name, entry in packed.items()}
-    counted, frequent = frequent_tokens(store, args.split, args.tokens)
+    seen, frequent = frequent_tokens(store, args.split, args.tokens)
     lengths = document_lengths(store, args.split)
     found["inspected"] = {
         "split": args.split,
         "document_lengths": [{"least": low, "most": high, "documents": n} for low, high, n in lengths],
-        "tokens_counted": counted,
+        "tokens_counted": seen,
         "frequent_tokens": [
             {"id": i, "shown": shown_token(store.tokenizer(), i), "count": count} for i, count in frequent
         ],
@@ -113,12 +116,12 @@ def _describe(store: TokenStore, args: argparse.Namespace) -> list[str]:
     lengths = document_lengths(store, args.split)
     if lengths:
         lines += ["", f"  lengths of {args.split} documents, in tokens", *(f"    {line}" for line in bars(lengths))]
-    counted, frequent = frequent_tokens(store, args.split, args.tokens)
+    seen, frequent = frequent_tokens(store, args.split, args.tokens)
     if frequent:
         tokenizer = store.tokenizer()
-        lines += ["", f"  most frequent of {counted:,} {args.split} tokens"]
+        lines += ["", f"  most frequent of {counted(seen, f'{args.split} token')}"]
         lines += [
-            f"    {i:>8}  {count:>12,}  {count / counted:>6.2%}  {shown_token(tokenizer, i)}" for i, count in frequent
+            f"    {i:>8}  {count:>12,}  {count / seen:>6.2%}  {shown_token(tokenizer, i)}" for i, count in frequent
         ]
     for document, text in samples(store, args.split, args.samples):
         lines += ["", f"  {args.split} document {document:,}", *(f"    {line}" for line in text.splitlines())]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tlm_jax.counts import counted
 from tlm_jax.data.store import SPLITS, TokenStore, beyond_vocabulary
 from tlm_jax.data.tokenizer import Tokenizer
 
@@ -40,16 +41,17 @@ def summary(store: TokenStore) -> list[str]:
     ]
     for name in SPLITS:
         split = manifest["splits"][name]
-        text = f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens"
+        text = f"{name}: {counted(split['documents'], 'document')}, {counted(split['tokens'], 'token')}"
         if split["bytes"]:
-            text += f", {split['bytes']:,} bytes of text ({split['bytes'] / split['tokens']:.2f} bytes a token)"
+            text += (
+                f", {counted(split['bytes'], 'byte')} of text ({split['bytes'] / split['tokens']:.2f} bytes a token)"
+            )
         elif split["tokens"]:
             text += ", bytes of text not known"
-        shards = len(split["shards"])
-        lines.append(f"{text}, {shards} shard{'' if shards == 1 else 's'}")
+        lines.append(f"{text}, {counted(len(split['shards']), 'shard')}")
     if normalized := manifest.get("normalized", {}).get("documents"):
         form = manifest["normalized"]["form"]
-        what = f"the tokenizer brought {normalized:,} documents into Unicode form {form}"
+        what = f"the tokenizer brought {counted(normalized, 'document')} into Unicode form {form}"
         lines.append(f"{what}; bytes are counted in that form")
     if manifest["skipped"]:
         lines.append("skipped: " + ", ".join(f"{count:,} × {why}" for why, count in manifest["skipped"].items()))

@@ -192,5 +192,5 @@ def validation_batches(
 
 def _host_batch_size(batch_size: int, host_count: int, name: str) -> int:
     if batch_size < 1 or batch_size % host_count:
-        raise UserError(f"{name} {batch_size} is not a positive multiple of the {host_count} hosts")
+        raise UserError(f"{name} {batch_size} is not a positive multiple of the number of hosts, {host_count}")
     return batch_size // host_count

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tlm_jax.counts import counted
 from tlm_jax.data.mixture import AnyStore, Mixture
 from tlm_jax.data.store import MemoryStore, TokenStore
 from tlm_jax.errors import UserError
@@ -52,12 +53,13 @@ class Packing:
 
     def summary(self) -> str:
         """One line of it."""
-        unseen = self.continued_tokens / self.tokens
+        unseen = f"{self.continued_tokens / self.tokens:.1%} of tokens do not see their document's beginning"
+        windows = f"{counted(self.windows, 'window')} of {self.sequence_length}"
         return (
-            f"{self.windows:,} windows of {self.sequence_length}, {self.fill:.2%} full ({self.padding:,} padded); "
-            f"{self.targets:,} targets, {self.unpredicted:,} tokens not predicted, none dropped; "
+            f"{windows}, {self.fill:.2%} full ({self.padding:,} padded); "
+            f"{counted(self.targets, 'target')}, {counted(self.unpredicted, 'token')} not predicted, none dropped; "
             f"{self.documents_per_window:.1f} documents a window, at most {self.most_documents}; "
-            f"{self.cut_documents:,} documents cut ({unseen:.1%} of tokens do not see their document's beginning)"
+            f"{counted(self.cut_documents, 'document')} cut ({unseen})"
         )
 
 

@@ -13,6 +13,7 @@ import jax
 
 from tlm_jax.checkpoint.layout import EMA, WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
+from tlm_jax.counts import counted
 from tlm_jax.data.documents import DocumentFormat
 from tlm_jax.data.mixture import AnyStore, Mixture, open_data
 from tlm_jax.data.store import MANIFEST, MemoryStore, TokenStore, split_texts
@@ -152,7 +153,7 @@ def _batch_size(requested: int | None, source: Checkpointed) -> int:
         raise UserError(f"must be at least 1, not {requested}", where="--batch-size")
     if requested % devices:
         raise UserError(
-            f"{requested} windows do not divide over {devices} devices",
+            f"{requested} does not divide over {counted(devices, 'device')}",
             where="--batch-size",
             mend=f"use a multiple of {devices}",
         )

@@ -14,6 +14,7 @@ import jax
 
 from tlm_jax.checkpoint.layout import EMA, WEIGHTS, step_argument
 from tlm_jax.config import reject_overrides
+from tlm_jax.counts import counted
 from tlm_jax.errors import EXIT_COMPLETE, UserError, raise_together
 from tlm_jax.evaluate.completion import Completion
 from tlm_jax.evaluate.generate import Generator, check_prefill, complete, encode_prompts, generation_settings
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     if args.output:
         records = [_record(*pair, source, args) for pair in zip(prompts, completions, strict=True)]
         write_result(args.output, _to_json(records, lines=_is_json_lines(args.output)))
-        print(f"{len(completions)} completions in {args.output}", file=sys.stderr)
+        print(f"{counted(len(completions), 'completion')} in {args.output}", file=sys.stderr)
     else:
         shown.rest(completions)
     return EXIT_COMPLETE

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
+from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.parallel.devices import all_devices
 
@@ -34,7 +35,7 @@ def mesh_shape(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
     product = math.prod(size for size in shape.values() if size != -1)
     if (inferred and num_devices % product) or (not inferred and product != num_devices):
         raise UserError(
-            f"axes {shape} do not fill {num_devices} devices",
+            f"axes {shape} do not fill {counted(num_devices, 'device')}",
             where="config.mesh",
             mend=f"the product of the sizes must {'divide' if inferred else 'be'} {num_devices}",
         )

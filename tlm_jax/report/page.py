@@ -9,6 +9,7 @@ from html import escape
 
 from tlm_jax import __version__
 from tlm_jax.capacity.budget import LABELS
+from tlm_jax.counts import counted
 from tlm_jax.report import elements
 from tlm_jax.report.charts import Line, chart, colour, loss_limits, smoothed
 from tlm_jax.report.comparison import difference, differing_keys, seed_spread
@@ -47,8 +48,7 @@ def document(title: str, *parts: str) -> str:
 
 
 def _lead(runs: Sequence[Run]) -> str:
-    count = "One training run" if len(runs) == 1 else f"{len(runs)} training runs"
-    return f"{count}: loss, budgets, speed and samples."
+    return f"{counted(len(runs), 'training run')}: loss, budgets, speed and samples."
 
 
 def _cards(runs: Sequence[Run]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tlm_jax.capacity.budget import TRAIN_TOKENS, budget
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.files import parse_json
 from tlm_jax.train.writers import parse_records
@@ -136,7 +137,8 @@ def load_run(directory: str) -> Run:
     samples = _optional(root / "samples.json", list, notes) or []
     usable = [sample for sample in samples if isinstance(sample, dict) and "completion" in sample]
     if len(usable) < len(samples):
-        notes.append(f"{len(samples) - len(usable)} entries of samples.json have no completion; they are left out.")
+        left_out = counted(len(samples) - len(usable), "entry", "entries")
+        notes.append(f"Left out of samples.json: {left_out} without a completion.")
     name = str(config.get("name") or root.resolve().name)
     return Run(name, directory, config, profile, records, evaluation, usable, notes)
 
@@ -181,11 +183,10 @@ def _records(path: Path, notes: list[str]) -> list[Record]:
     if damaged == [len(text.splitlines())]:
         notes.append("The last line of metrics.jsonl is incomplete; it is left out.")
     elif damaged:
-        notes.append(
-            f"{len(damaged)} lines of metrics.jsonl are damaged, the first is line {damaged[0]}; they are left out."
-        )
+        left_out = counted(len(damaged), "damaged line")
+        notes.append(f"Left out of metrics.jsonl: {left_out}, the first of them line {damaged[0]}.")
     if repeated:
-        notes.append(f"{repeated} steps of metrics.jsonl come more than once; the last of each is shown.")
+        notes.append(f"Left out of metrics.jsonl: {counted(repeated, 'record')} of a step that comes again later.")
     if not by_step:
         notes.append("metrics.jsonl has no steps yet.")
     return [by_step[step] for step in sorted(by_step)]

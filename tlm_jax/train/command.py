@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tlm_jax.config import load_config
+from tlm_jax.errors import EXIT_COMPLETE
 from tlm_jax.train.signals import StopRequest
 
 _SMALLER = (
@@ -28,6 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workdir", required=True, metavar="DIR", help="where the run lives; an existing run of this config is resumed"
+    )
+    parser.add_argument(
+        "--resume-from",
+        metavar="CHECKPOINT",
+        help="begin a new workdir with all of another run's checkpoint (a workdir or one step in it); keys of the "
+        "schedule may differ, such as train.decay_steps, where no step taken had another learning rate",
+    )
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        help="check what of the config needs no data, and that the workdir is not another run's; train nothing",
     )
     parser.add_argument(
         "--distributed",
@@ -52,15 +65,22 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         from tlm_jax.parallel.distributed import start_distributed
         from tlm_jax.parallel.memory import told_when_exhausted
         from tlm_jax.train.loop import train
-        from tlm_jax.train.setup import build
+        from tlm_jax.train.setup import build, check_config
+        from tlm_jax.train.workdir import check_workdir, steps_taken
 
         if args.distributed:
             start_distributed()
+        if args.check_config:
+            check_config(config)
+            check_workdir(Path(args.workdir), config, steps_taken(Path(args.workdir)))
+            print(f"{args.config}: no problem found without data", file=sys.stderr)
+            return EXIT_COMPLETE
         use_compilation_cache()
         if config.data.store:
             config.data.store = os.path.abspath(config.data.store)  # evaluation may be started from elsewhere
         config.data.mixture = with_absolute_paths(config.data.mixture)
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
+        command += f" {shlex.quote(f'--resume-from={args.resume_from}')}" if args.resume_from is not None else ""
         command += " --distributed" if args.distributed else ""
         with told_when_exhausted(_SMALLER):
-            return train(build(config), Path(args.workdir), command, stop)
+            return train(build(config), Path(args.workdir), command, stop, args.resume_from)

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tlm_jax import config as configs
-from tlm_jax.checkpoint.manager import CheckpointManager, Metadata
+from tlm_jax.checkpoint.manager import CheckpointManager, Metadata, from_first_process
+from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_state
 from tlm_jax.checkpoint.retention import storable
+from tlm_jax.counts import counted
 from tlm_jax.data.loader import Batch, TrainLoader, train_loader, validation_batches
 from tlm_jax.data.order import TrainOrder, check_identity
 from tlm_jax.data.packing import packing_by_store
@@ -33,14 +35,20 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
-from tlm_jax.train.workdir import check_same_run, check_workdir, claim
+from tlm_jax.train.workdir import check_same_run, check_workdir, claim, steps_taken
 from tlm_jax.train.writers import Terminal
 
 STOP, SAVE = 0, 1  # columns of batch["requests"]
 STEP_KEYS = (*MODEL_KEYS, "bytes", "requests")  # what of a batch goes to the device
 
 
-def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | None = None) -> int:
+def train(
+    setup: Setup,
+    workdir: Path,
+    resume_command: str,
+    stop: StopRequest | None = None,
+    resume_from: str | Path | None = None,
+) -> int:
     """Trains to `train.num_steps`, from the newest complete checkpoint in `workdir` if there is one.
 
     Args:
@@ -48,16 +56,17 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
       workdir: its directory.
       resume_command: told to the user if the run stops early.
       stop: a request that is already being listened for; by default the loop listens by itself.
+      resume_from: a checkpoint of another run, from which this one goes on if `workdir` has none yet.
 
     Returns:
       0 when the run is complete, 75 when it stopped early on a signal and can be resumed.
 
     Raises:
-      UserError: the directory or the saved data index belongs to another run, or another process trains in the
-        directory; a save failed; too many steps in a row were not finite.
+      UserError: the directory, the saved data index or `resume_from` belongs to another run, or another process
+        trains in the directory; a save failed; too many steps in a row were not finite.
     """
     config, mesh, first_host = setup.config, setup.mesh, jax.process_index() == 0
-    check_workdir(workdir, config)
+    check_workdir(workdir, config, steps_taken(workdir))
     with (
         jax.set_mesh(mesh),
         nullcontext(stop) if stop else StopRequest() as stop,
@@ -65,7 +74,7 @@ def train(setup: Setup, workdir: Path, resume_command: str, stop: StopRequest | 
         _checkpoints(setup, workdir) as checkpoints,
     ):
         # --- Where the run stands
-        start_step, state, data_state = _restore_or_begin(setup, workdir, checkpoints)
+        start_step, state, data_state = _restore_or_begin(setup, workdir, checkpoints, resume_from)
         if start_step >= config.train.num_steps:
             if first_host:
                 claim(workdir, config, setup.profile)
@@ -166,14 +175,32 @@ def _checkpoints(setup: Setup, workdir: Path) -> CheckpointManager:
     )
 
 
-def _restore_or_begin(setup: Setup, workdir: Path, checkpoints: CheckpointManager) -> tuple[int, State, dict[str, Any]]:
-    """Completed steps, train state and data state: of the newest complete checkpoint, or new ones."""
+def _restore_or_begin(
+    setup: Setup, workdir: Path, checkpoints: CheckpointManager, resume_from: str | Path | None
+) -> tuple[int, State, dict[str, Any]]:
+    """Completed steps, train state and data state: of the newest complete checkpoint, of another run's, or new ones."""
     start_step = checkpoints.latest_step() or 0
     if start_step:
         state, data_state, saved = checkpoints.restore(setup.abstract)
-        check_same_run(workdir, saved.config, setup.config, str(checkpoints.directory))
+        check_same_run(workdir, saved.config, setup.config, str(checkpoints.directory), start_step)
         return start_step, state, data_state
+    if resume_from is not None:
+        return _branch(setup, checkpoints, resume_from)
     return 0, init_state(setup.model, setup.optimizer, setup.abstract, setup.config.seed), {"next_window": 0}
+
+
+def _branch(setup: Setup, checkpoints: CheckpointManager, resume_from: str | Path) -> tuple[int, State, dict[str, Any]]:
+    """Makes another run's checkpoint the first of this one, so that this one needs no other from then on."""
+    path = find_checkpoint(resume_from)
+    step = int(from_first_process(int(path.name)))  # the other run may be making more
+    path = path.with_name(str(step))
+    check_same_run(path, read_metadata(path).config, setup.config, str(path), step)
+    state, data_state, _ = restore_state(path, setup.abstract)
+    order = TrainOrder(setup.store, setup.config.data.sequence_length, setup.config.data.seed)
+    check_identity(data_state, order.identity, str(path))
+    checkpoints.save(step, state, data_state, force=True)
+    checkpoints.wait()
+    return step, state, data_state
 
 
 def _loader(setup: Setup, data_state: dict[str, Any], where: str) -> TrainLoader:
@@ -246,7 +273,8 @@ def _greet(setup: Setup, order: TrainOrder, terminal: Terminal, start_step: int,
     kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
-        f"{config.name}: {profile.parameters:,} parameters in {len(widths)} layers, d_ff {widths[0]} … {widths[-1]}, "
+        f"{config.name}: {profile.parameters:,} parameters in {counted(len(widths), 'layer')}, "
+        f"d_ff {widths[0]} … {widths[-1]}, "
         f"{config.train.optimizer}, {tokens:,} tokens · {axes} · {setup.model.settings.compute_dtype} compute"
     )
     terminal.say(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.train import metrics
 from tlm_jax.train.metrics import Meter, Pending, make_record
@@ -82,7 +83,7 @@ class Recorder:
                 writer.write(record)
         if skipped_row >= train.max_nonfinite_steps:
             raise UserError(
-                f"loss or gradient was not finite in {skipped_row} steps in a row, up to step {step}",
+                f"loss or gradient was not finite in {counted(skipped_row, 'step')} in a row, up to step {step}",
                 where=str(self._workdir),
                 mend="the last checkpoint is from before or has the parameters unchanged; look at the windows named in "
                 "metrics.jsonl, or begin again with a lower train.learning_rate in another --workdir",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -105,6 +106,10 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
+# The keys of `config.train` that say how the rate goes on; not those of its beginning, warm-up and peak.
+COURSE = ("num_steps", "schedule", *dict.fromkeys(key for row in SCHEDULES.values() for key in row.reads))
+
+
 def learning_rate_schedule(config: ConfigDict) -> optax.Schedule:
     """The learning rate by the number of steps taken before: n / W of the curve at W, then `config.train.schedule`."""
     warmup, curve = config.train.warmup_steps, SCHEDULES[config.train.schedule].curve(config)
@@ -114,6 +119,14 @@ def learning_rate_schedule(config: ConfigDict) -> optax.Schedule:
         return curve(jnp.maximum(n, warmup)) * jnp.minimum(n / max(warmup, 1), 1)
 
     return rate
+
+
+def first_changed_rate(before: ConfigDict, after: ConfigDict, steps: int) -> int | None:
+    """The first of the steps 1 to `steps` that two configs train with different learning rates; None: there is none."""
+    counts = jnp.arange(steps)
+    rates = [np.asarray(learning_rate_schedule(config)(counts)) for config in (before, after)]
+    different = np.flatnonzero(rates[0] != rates[1])
+    return int(different[0]) + 1 if len(different) else None
 
 
 def check_schedule(train: ConfigDict) -> list[UserError]:
@@ -131,9 +144,11 @@ def check_schedule(train: ConfigDict) -> list[UserError]:
     if not (train.final_learning_rate_ratio >= 0 and math.isfinite(train.final_learning_rate_ratio)):
         problem("final_learning_rate_ratio", f"must be at least 0, not {train.final_learning_rate_ratio}")
     if not 0 <= train.warmup_steps <= train.num_steps:
-        problem("warmup_steps", f"{train.warmup_steps} is not between 0 and train.num_steps = {train.num_steps}")
+        what = f"{train.warmup_steps} is not between 0 and train.num_steps = {train.num_steps}"
+        problem("warmup_steps", what, "take fewer, such as a tenth of the steps, or raise train.num_steps")
     elif not 0 <= train.decay_steps <= train.num_steps - train.warmup_steps:
-        problem("decay_steps", f"{train.decay_steps} is not between 0 and the steps after the warm-up")
+        most = train.num_steps - train.warmup_steps
+        problem("decay_steps", f"{train.decay_steps} is not between 0 and the {most} after the warm-up", "take fewer")
     if train.schedule in ("wsd", "power") and train.decay_steps == 0:
         mend = "say how many of the last steps decay"
         mend += ", or take the schedule constant" if train.schedule == "wsd" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import optax
@@ -16,6 +16,7 @@ from tlm_jax.capacity.from_config import profile_from_config
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.checkpoint.layout import EMA, WEIGHTS
 from tlm_jax.checkpoint.manager import check_checkpoint_keys
+from tlm_jax.counts import counted
 from tlm_jax.data.mixture import Mixture, open_data
 from tlm_jax.data.store import TokenStore
 from tlm_jax.errors import UserError, raise_together
@@ -116,8 +117,9 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
     if config.train.global_batch_size % pieces:
         problems.append(
             UserError(
-                f"{config.train.global_batch_size} sequences do not divide into {shards} batch shards × "
-                f"{config.train.gradient_accumulation} micro-batches on {jax.process_count()} hosts",
+                f"{config.train.global_batch_size} does not divide into {counted(shards, 'batch shard')} × "
+                f"{counted(config.train.gradient_accumulation, 'micro-batch', 'micro-batches')} on "
+                f"{counted(jax.process_count(), 'host')}",
                 where="config.train.global_batch_size",
                 mend=f"use a multiple of {pieces}",
             )
@@ -125,7 +127,7 @@ def _check_batches(config: ConfigDict, mesh: Mesh) -> list[UserError]:
     if validation_batch_size(config) % shards:
         problems.append(
             UserError(
-                f"{validation_batch_size(config)} sequences do not divide into {shards} batch shards",
+                f"{validation_batch_size(config)} does not divide into {counted(shards, 'batch shard')}",
                 where="config.validation.batch_size",
                 mend=f"use a multiple of {shards}",
             )
@@ -165,19 +167,24 @@ def _check_divisibility(config: ConfigDict, profile: Profile, mesh: Mesh) -> lis
     return problems
 
 
-def build(config: ConfigDict) -> Setup:
-    """Builds a run's parts; no array is allocated.
+class _Parts(NamedTuple):
+    """What a run is made of; `store` only where data is asked for."""
 
-    Raises:
-      UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
-    """
+    profile: Profile
+    store: TokenStore | Mixture | None
+    mesh: Mesh
+    model: FunctionalDecoder
+    optimizer: optax.GradientTransformation
+
+
+def _make(config: ConfigDict, *, with_data: bool) -> _Parts:
     problems = _check_counts(config) + _check_weights(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
     all_devices()  # without one there is nothing more to find out
     settings = _try(problems, lambda: settings_from_config(config))
     optimizer = _try(problems, lambda: build_optimizer(config))
     mesh = _try(problems, lambda: make_mesh(config.mesh))
-    store = _try(problems, lambda: open_data(config.data.store, config.data.mixture))
+    store = _try(problems, lambda: open_data(config.data.store, config.data.mixture)) if with_data else None
     if store is not None:
         problems += data_problems(config, store)
     if mesh is not None and not problems:
@@ -194,6 +201,25 @@ def build(config: ConfigDict) -> Setup:
     assert settings is not None
     assert optimizer is not None
     assert mesh is not None
+    return _Parts(profile, store, mesh, model, optimizer)
+
+
+def check_config(config: ConfigDict) -> None:
+    """Checks all of a config that needs no data; no array is allocated.
+
+    Raises:
+      UserError: all problems of the config and of the devices at hand, told together.
+    """
+    _make(config, with_data=False)
+
+
+def build(config: ConfigDict) -> Setup:
+    """Builds a run's parts; no array is allocated.
+
+    Raises:
+      UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
+    """
+    profile, store, mesh, model, optimizer = _make(config, with_data=True)
     assert store is not None
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)

@@ -9,8 +9,12 @@ from ml_collections import ConfigDict
 
 from tlm_jax import config as configs
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.checkpoint.layout import complete_steps
+from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.files import remove_partials, write_atomically, write_error
+from tlm_jax.train import schedules
+from tlm_jax.train.schedules import first_changed_rate
 
 # Keys that may change when a run is resumed: where and how fast it runs and what it tells, never what it computes.
 FREE = (
@@ -29,6 +33,8 @@ FREE = (
     "log.",
     "mesh.",
 )
+# Keys that may change where the learning rate of every step already taken stays what it was.
+COURSE = tuple(f"train.{key}" for key in schedules.COURSE)
 
 
 def changed_keys(old: ConfigDict, new: ConfigDict) -> list[str]:
@@ -44,33 +50,51 @@ def changed_keys(old: ConfigDict, new: ConfigDict) -> list[str]:
     return [f"{k}: {value(old, k)} -> {value(new, k)}" for k in names if value(old, k) != value(new, k)]
 
 
-def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str) -> None:
+def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str, taken: int | None = None) -> None:
     """Checks that a saved config's run is this one.
 
     Args:
       workdir: the run's directory.
       saved: the JSON text of the config found there.
-      config: the one given now.
+      config: the one given now, valid.
       where: what holds `saved`.
+      taken: how many steps the run has taken: the keys of `COURSE` may differ where all these steps had the learning
+        rate that they have now. None: it is not known, and these keys must be equal. With it, devices are used.
 
     Raises:
       UserError: they differ in keys that matter (names them), or the text is damaged.
     """
     try:
-        changed = changed_keys(configs.from_json(saved, where), config)
+        old = configs.from_json(saved, where)
     except UserError as error:
         mend = error.mend or "give another --workdir, or delete it"
         raise UserError(error.what, where=error.where, mend=mend) from error
+    changed = changed_keys(old, config)
+    course = [text for text in changed if text.partition(":")[0] in COURSE]
+    conflict = _course_conflict(old, config, taken) if course and taken is not None else ""
+    if course and taken is not None and not conflict:
+        changed = [text for text in changed if text not in course]
     if changed:
+        free = ", ".join(f"{key}*" if key.endswith(".") else key for key in FREE)
+        mend = f"give another directory, or the config of that run; what may change is {free}"
+        mend += f"; and, where the steps taken keep their learning rate, {', '.join(COURSE)}" if course else ""
         raise UserError(
-            f"the directory holds a run of another config ({'; '.join(changed)})",
+            f"the directory holds a run of another config ({'; '.join(changed)}){conflict}",
             where=str(workdir),
-            mend="give another --workdir, or the config of that run",
+            mend=mend,
         )
 
 
-def check_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Checks that `workdir`, where it exists, is of this run.
+def _course_conflict(old: ConfigDict, new: ConfigDict, taken: int) -> str:
+    """Why a run that has taken so many steps cannot go on along the new learning-rate schedule; empty: it can."""
+    if new.train.num_steps < taken:
+        return f": it has taken {counted(taken, 'step')} already"
+    step = first_changed_rate(old, new, taken)
+    return f": step {step}, already taken, would have had another learning rate" if step else ""
+
+
+def check_workdir(workdir: Path, config: ConfigDict, taken: int | None = None) -> None:
+    """Checks that `workdir`, where it exists, is of this run; arguments as for `check_same_run`.
 
     Raises:
       UserError: it belongs to a run of another config, or cannot be read.
@@ -78,9 +102,14 @@ def check_workdir(workdir: Path, config: ConfigDict) -> None:
     path = workdir / "config.json"
     try:
         if path.exists():
-            check_same_run(workdir, path.read_text(), config, str(path))
+            check_same_run(workdir, path.read_text(), config, str(path), taken)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def steps_taken(workdir: Path) -> int:
+    """The step of the newest complete checkpoint in a run's directory, 0 without one."""
+    return max(complete_steps(workdir / "checkpoints"), default=0)
 
 
 def claim(workdir: Path, config: ConfigDict, profile: Profile) -> None:
