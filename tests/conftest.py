@@ -11,8 +11,7 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", os.environ.get("TLM_TEST_CACHE", os.path.join(tempfile.gettempdir(), "tlm_test_cache"))
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-# XLA's thread pool on CPU has this many threads, by default one per device here: too few when a device waits in two
-# collectives at a time, and a step of eight devices then never ends.
+# As `parallel.devices` does for a command; tests start jax by themselves.
 os.environ.setdefault("NPROC", "32")
 
 # A shell starts what it runs in the background with Ctrl-C ignored, which every process down to a test's inherits.

@@ -34,6 +34,7 @@ def start(store: Path, workdir: Path, *overrides: str) -> list[subprocess.Popen[
             # A process that finds its program in the cache would wait for one that does not, longer than gloo allows.
             "JAX_ENABLE_COMPILATION_CACHE": "false",
         }
+        del variables["NPROC"]  # what the tests have; the command must do without
         command = [sys.executable, "-m", "tlm_jax", *arguments(store, workdir, "--distributed", *overrides)]
         processes.append(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
     return processes
@@ -71,3 +72,12 @@ def test_two_processes_train_stop_and_resume_as_one(store: Path, tmp_path: Path)
     np.testing.assert_allclose([r["loss"] for r in left], [r["loss"] for r in right], atol=1e-5)
     assert left[-1]["validation"]["tokens"] == right[-1]["validation"]["tokens"]
     assert left[-1]["validation"]["loss"] == pytest.approx(right[-1]["validation"]["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_save_after_a_validation(store: Path, tmp_path: Path):
+    """The checksums of a save are many programs, and all wait for the other process."""
+    two = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.checkpoint.every_steps=2")
+    short = ("--config.train.num_steps=4", "--config.train.warmup_steps=2", "--config.validation.every_steps=0")
+    finish(start(store, tmp_path / "run", *two, *short), EXIT_COMPLETE)
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} >= {"2", "4"}

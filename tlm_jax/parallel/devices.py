@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections.abc import Mapping
@@ -62,12 +63,28 @@ def memory_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+_CPU_DEVICES_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+def _make_room_for_cpu_devices() -> None:
+    """Gives XLA's CPU client threads enough for several devices, unless NPROC says how many; before jax starts.
+
+    By default they are as many as the cores or devices: too few when a device waits in two collectives at a time, and
+    such a program never ends.
+    """
+    forced = _CPU_DEVICES_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
+    count = max([jax.config.values["jax_num_cpu_devices"], *map(int, forced)])
+    if count > 1:
+        os.environ.setdefault("NPROC", str(max(4 * count, os.cpu_count() or 1)))
+
+
 def all_devices() -> list[jax.Device]:
     """The devices of all hosts.
 
     Raises:
       UserError: jax cannot start on the platform that the environment asks for.
     """
+    _make_room_for_cpu_devices()
     try:
         return jax.devices()
     except (RuntimeError, ValueError, AssertionError) as error:
