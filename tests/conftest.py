@@ -17,6 +17,8 @@ os.environ.setdefault("NPROC", "32")
 # A shell starts what it runs in the background with Ctrl-C ignored, which every process down to a test's inherits.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # likewise, under `nohup`
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import jax
 

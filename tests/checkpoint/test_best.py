@@ -98,7 +98,7 @@ def test_the_stored_checkpoints_are_read_once_and_only_for_a_validation(
     reads, agreements = [], []
     read = retention.metric_values
     monkeypatch.setattr(retention, "metric_values", lambda *args: reads.append(args) or read(*args))
-    monkeypatch.setattr(manager_module, "_from_first_process", lambda value: agreements.append(value) or value)
+    monkeypatch.setattr(manager_module, "from_first_process", lambda value: agreements.append(value) or value)
     with manager_at(tmp_path, keep_last=1, keep_best=2) as manager:
         for _ in range(5):
             assert not manager.due_by_metric({})

@@ -15,10 +15,13 @@ from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.cli import main
 from tlm_jax.config import load_config
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE
+from tlm_jax.train import schedules
 from tlm_jax.train.schedules import DECAY_SHAPES, SCHEDULES, first_changed_rate
-from tlm_jax.train.workdir import COURSE, FREE
+from tlm_jax.train.workdir import FREE
 
 QUIET = ("validation.every_steps=0", "checkpoint.every_steps=2", "checkpoint.keep_last=9", "train.warmup_steps=2")
+
+COURSE = tuple(f"train.{key}" for key in schedules.COURSE)
 
 
 def keys(**train: object) -> list[str]:

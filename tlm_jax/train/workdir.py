@@ -13,8 +13,6 @@ from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.counts import counted
 from tlm_jax.errors import UserError
 from tlm_jax.files import remove_partials, write_atomically, write_error
-from tlm_jax.train import schedules
-from tlm_jax.train.schedules import first_changed_rate
 
 # Keys that may change when a run is resumed: where and how fast it runs and what it tells, never what it computes.
 FREE = (
@@ -33,8 +31,6 @@ FREE = (
     "log.",
     "mesh.",
 )
-# Keys that may change where the learning rate of every step already taken stays what it was.
-COURSE = tuple(f"train.{key}" for key in schedules.COURSE)
 
 
 def changed_keys(old: ConfigDict, new: ConfigDict) -> list[str]:
@@ -58,8 +54,8 @@ def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str, ta
       saved: the JSON text of the config found there.
       config: the one given now, valid.
       where: what holds `saved`.
-      taken: how many steps the run has taken: the keys of `COURSE` may differ where all these steps had the learning
-        rate that they have now. None: it is not known, and these keys must be equal. With it, devices are used.
+      taken: how many steps the run has taken: the keys of `schedules.COURSE` may differ where all these steps had the
+        learning rate that they have now; finding that out uses a device. None: these keys must be equal too.
 
     Raises:
       UserError: they differ in keys that matter (names them), or the text is damaged.
@@ -69,15 +65,19 @@ def check_same_run(workdir: Path, saved: str, config: ConfigDict, where: str, ta
     except UserError as error:
         mend = error.mend or "give another --workdir, or delete it"
         raise UserError(error.what, where=error.where, mend=mend) from error
-    changed = changed_keys(old, config)
-    course = [text for text in changed if text.partition(":")[0] in COURSE]
-    conflict = _course_conflict(old, config, taken) if course and taken is not None else ""
-    if course and taken is not None and not conflict:
-        changed = [text for text in changed if text not in course]
+    changed, conflict, further = changed_keys(old, config), "", ""
+    if changed and taken is not None:
+        from tlm_jax.train import schedules  # and with it JAX, which a comparison leaves to its runs
+
+        keys = tuple(f"train.{key}" for key in schedules.COURSE)
+        course = [text for text in changed if text.partition(":")[0] in keys]
+        if course:
+            conflict = _course_conflict(old, config, taken)
+            further = f"; and, where the steps taken keep their learning rate, {', '.join(keys)}"
+            changed = changed if conflict else [text for text in changed if text not in course]
     if changed:
         free = ", ".join(f"{key}*" if key.endswith(".") else key for key in FREE)
-        mend = f"give another directory, or the config of that run; what may change is {free}"
-        mend += f"; and, where the steps taken keep their learning rate, {', '.join(COURSE)}" if course else ""
+        mend = f"give another directory, or the config of that run; what may change is {free}{further}"
         raise UserError(
             f"the directory holds a run of another config ({'; '.join(changed)}){conflict}",
             where=str(workdir),
@@ -89,6 +89,8 @@ def _course_conflict(old: ConfigDict, new: ConfigDict, taken: int) -> str:
     """Why a run that has taken so many steps cannot go on along the new learning-rate schedule; empty: it can."""
     if new.train.num_steps < taken:
         return f": it has taken {counted(taken, 'step')} already"
+    from tlm_jax.train.schedules import first_changed_rate
+
     step = first_changed_rate(old, new, taken)
     return f": step {step}, already taken, would have had another learning rate" if step else ""
 
