@@ -72,6 +72,71 @@ def test_flops_of_a_window_pair_by_pair(t, window):
     assert full[0] - full[1] == 4 * h * k * (t - widest)
 
 
+def varying(*d_models, d_embedding=6, ratio=4):
+    """Layers of two heads, an MLP `ratio` times as wide, and a vocabulary of ten, untied."""
+    layers = tuple(LayerShape(d, ratio * d, 2, 2, d // 2) for d in d_models)
+    return Profile(layers, 10, d_embedding, tied_embeddings=False)
+
+
+def test_parameters_and_flops_of_varying_widths_matrix_by_matrix():
+    x = varying(12, 4, 12)
+    embedding = head = 10 * 6
+    # Per layer: wq, wk, wv, wo, three of the MLP, two norms. The final norm is as wide as the last layer.
+    raw = sum(4 * d * d + 3 * d * 4 * d + 2 * d for d in (12, 4, 12)) + 12 + embedding + head
+    assert x.parameters == raw
+    # The first layer's wq, wk and wv read 6 coordinates that are zero; 6 of the last w_down's go nowhere.
+    without_effect = 6 * 3 * 12 + 6 * 4 * 12
+    assert x.effective_parameters == x.active_parameters == raw - without_effect
+    assert x.padded_parameters == 0
+    T = 8
+    matrices = sum(4 * d * d + 3 * d * 4 * d for d in (12, 4, 12)) - without_effect
+    attention = 4 * T * (12 + 4 + 12)
+    assert x.forward_flops_per_token(T, causal=False) == 2 * matrices + attention + 2 * head
+    assert x.forward_flops_per_token(T) == 2 * matrices + attention // 2 + 2 * head
+    assert x.train_flops_per_token(T) == 3 * x.forward_flops_per_token(T)
+    assert x.kv_cache_bytes(T) == 2 * 2 * (12 + 4 + 12) * T
+
+
+def test_no_weight_is_without_effect_where_the_embedding_is_widest():
+    for d_models in ((8, 8, 8), (8, 4, 8), (4, 8, 4), (4, 4, 4)):
+        profile = varying(*d_models, d_embedding=8)
+        assert profile.effective_parameters == profile.parameters
+        assert profile.non_embedding_parameters == sum(16 * d * d + 2 * d for d in d_models) + 8
+
+
+def test_parameters_and_flops_of_experts_matrix_by_matrix():
+    d, f, T = 12, 8, 16
+    layer = LayerShape(d, 0, 2, 1, 6, num_experts=5, experts_per_token=2, expert_d_ff=f, padded_experts=3)
+    attention, expert, router = 2 * d * 12 + 2 * d * 6, 3 * d * f, d * 5
+    assert layer.parameters == attention + 5 * expert + router + 2 * d
+    assert layer.padded_parameters == 3 * expert
+    assert layer.forward_flops_per_token(T, causal=False) == 2 * (attention + 2 * expert + router) + 4 * T * 12
+    profile = Profile((layer,), 10, 8)
+    # Alone, it is first and last: 4 coordinates are zero for wq, wk, wv, and 4 of every expert's w_down go nowhere.
+    reads, writes = 4 * (12 + 2 * 6), 4 * f
+    assert profile.effective_parameters == profile.parameters - reads - 5 * writes
+    assert profile.active_parameters == profile.parameters - 3 * expert - reads - 2 * writes
+    flops = layer.forward_flops_per_token(T) - 2 * (reads + 2 * writes) + 2 * 80
+    assert profile.forward_flops_per_token(T) == flops
+    assert profile.padded_parameters == 3 * expert
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([8, 16, 24, 32]), min_size=1, max_size=6), st.sampled_from([8, 16, 24]))
+def test_effective_parameters_are_those_that_a_stream_touches(d_models, d_embedding):
+    """Weight by weight, a stream of coordinates in front of one's eyes: set when written, needed when read later."""
+    profile = varying(*d_models, d_embedding=d_embedding)
+    idle, written = 0, set(range(d_embedding))
+    for index, d in enumerate(d_models):
+        idle += sum(3 * d for coordinate in range(d) if coordinate not in written)
+        written |= set(range(d))
+        readers = max([d_embedding, *d_models[index + 1 :]])
+        idle += sum(4 * d for coordinate in range(d) if coordinate >= readers)
+    assert profile.parameters - profile.effective_parameters == idle
+    assert Profile.from_json(json.dumps(as_json(profile, 64))) == profile
+
+
 def with_all(profile, **fields):
     layers = tuple(dataclasses.replace(layer, **fields) for layer in profile.layers)
     return dataclasses.replace(profile, layers=layers)
@@ -145,12 +210,15 @@ def test_json_round_trip_of_both_forms():
     assert Profile.from_json(json.dumps(as_json(profile, 128))) == profile
 
 
+EXPERTS = {"num_experts": 8, "experts_per_token": 2, "expert_d_ff": 32, "d_ff": 0}
+
+
 def drop(key):
     return lambda values: values.pop(key)
 
 
-def in_layer(**fields):
-    return lambda values: values["layers"][1].update(fields)
+def in_layer(*given, **fields):
+    return lambda values: values["layers"][1].update(*given, **fields)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +243,11 @@ def in_layer(**fields):
         (in_layer(window=-1), r"layers\[1\].window: must be 0 or a positive integer, not -1"),
         (in_layer(window=1.5), "must be 0 or a positive integer, not 1.5"),
         (in_layer(qk_norm=1), r"layers\[1\].qk_norm: must be true or false, not 1"),
-        (in_layer(num_experts=8), "experts are not supported"),
-        (in_layer(d_model=128), r"profile.layers\[1\]: d_model=128 is not d_embedding=256"),
+        (in_layer(expert_d_ff=8), r"layers\[1\].expert_d_ff: must be 0 without experts, not 8; set num_experts"),
+        (in_layer(padded_experts=-1), r"layers\[1\].padded_experts: must be 0 or a positive int32, not -1"),
+        (in_layer(EXPERTS, experts_per_token=9), r"experts_per_token: 9 of num_experts=8; from 1 to 8 work"),
+        (in_layer(EXPERTS, expert_d_ff=0), r"layers\[1\].expert_d_ff: must be positive with experts, not 0"),
+        (in_layer(EXPERTS, d_ff=64), r"layers\[1\].d_ff: must be 0 with experts, not 64; expert_d_ff is the width"),
     ],
 )
 def test_a_malformed_profile_is_one_clear_line(damage, says):
@@ -205,6 +276,7 @@ def test_difference_by_total_and_layer():
     assert change["d_ff_sum"] == 16
     assert change["parameters"] == 3 * 256 * 16
     assert change["forward_flops_per_token"] == 2 * 3 * 256 * 16
+    assert change["d_model"] == change["expert_d_ff"] == [0, 0, 0]
     assert difference(a, make((96, 96)), (128, 128))["d_ff"] is None
 
 

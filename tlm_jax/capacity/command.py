@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 
-from tlm_jax.capacity.budget import LABELS, as_json, budget, difference
+from tlm_jax.capacity.budget import as_json, budget, difference, shown_labels
 from tlm_jax.capacity.from_config import profile_from_config, sequence_length
 from tlm_jax.capacity.picture import draw
 from tlm_jax.capacity.profile import Profile
@@ -107,4 +107,4 @@ def _text(profiles: dict[str, Profile], lengths: list[int]) -> str:
         heads.append(line if len(profiles) == 1 else f"{side} = {line}")
     tables = [profile.layers for profile in profiles.values()]
     table = layer_table(tables[0]) if len(tables) == 1 else comparison_table(*tables)
-    return "\n".join([*heads, "", table, "", totals_table(LABELS, *budgets)])
+    return "\n".join([*heads, "", table, "", totals_table(shown_labels(*budgets), *budgets)])

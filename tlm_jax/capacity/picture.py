@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.capacity.table import drawn_widths
 from tlm_jax.errors import UserError
 from tlm_jax.files import reason
 
@@ -13,7 +14,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw(profiles: Mapping[str, Profile], path: str) -> None:
-    """Draws d_ff by layer of each named profile into `path`, of the kind its suffix says.
+    """Draws the widths by layer of each named profile into `path`, of the kind its suffix says.
 
     Raises:
       UserError: matplotlib is not installed, the suffix is none of `SUFFIXES`, or the file cannot be written.
@@ -27,17 +28,19 @@ def draw(profiles: Mapping[str, Profile], path: str) -> None:
         raise UserError(
             "drawing needs matplotlib", where="--plot", mend='install it with: pip install "tlm_jax[report]"'
         ) from error
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for name, profile in profiles.items():
-        widths = [layer.d_ff for layer in profile.layers]
-        axes.stairs(widths, [index - 0.5 for index in range(len(widths) + 1)], label=name, linewidth=2, baseline=None)
-    axes.set_xlabel("layer")
-    axes.set_ylabel("d_ff")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    drawn = drawn_widths(*(profile.layers for profile in profiles.values()))
+    figure = Figure(figsize=(7.0, 3.6 * len(drawn)), layout="constrained")
+    for axes, width in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn, strict=True):
+        for name, profile in profiles.items():
+            widths = [getattr(layer, width) for layer in profile.layers]
+            edges = [index - 0.5 for index in range(len(widths) + 1)]
+            axes.stairs(widths, edges, label=name, linewidth=2, baseline=None)
+        axes.set_xlabel("layer")
+        axes.set_ylabel(width)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:

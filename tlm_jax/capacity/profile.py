@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 from tlm_jax.capacity.shape import FIELDS, LayerShape, integer_problems, shape_problems
 from tlm_jax.capacity.table import layer_table
+from tlm_jax.capacity.widths import out_of_reach
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.files import parse_json
 
@@ -18,9 +21,11 @@ class Profile:
     """The layers of a decoder with its vocabulary: everything that fixes its parameters and FLOPs.
 
     Attributes:
-      layers: the shape of each layer, first to last.
+      layers: the shape of each layer, first to last. Where d_model varies, the residual stream is one buffer as wide as
+        the widest layer, of which each layer reads and writes the first d_model coordinates; what it does not reach
+        passes by unchanged ("carry-forward", Variable-Width Transformers, arXiv 2606.18246). It has no weights.
       vocab_size: rows of the token embedding.
-      d_embedding: width of the embedding; so far every layer's `d_model`.
+      d_embedding: width of the embedding and of the vocabulary projection, which read and write the first so many.
       tied_embeddings: whether the vocabulary projection is the embedding's transpose.
 
     Raises:
@@ -36,30 +41,55 @@ class Profile:
         problems = integer_problems({"vocab_size": self.vocab_size, "d_embedding": self.d_embedding}, "profile")
         if not self.layers:
             problems.append(UserError("there are no layers", where="profile.layers"))
-        other = [index for index, layer in enumerate(self.layers) if layer.d_model != self.d_embedding]
-        if other and not problems:
-            problems.append(
-                UserError(
-                    f"d_model={self.layers[other[0]].d_model} is not d_embedding={self.d_embedding}",
-                    where=f"profile.layers[{other[0]}]",
-                    mend="the residual width must be the same in all layers",
-                )
-            )
         raise_together(problems)
 
     @property
     def non_embedding_parameters(self) -> int:
-        """All parameters but the token embedding and an untied head: the layers and the final norm's scale."""
-        return sum(layer.parameters for layer in self.layers) + self.d_embedding
+        """All parameters but the token embedding and an untied head: the layers and the final norm's scale.
+
+        The final norm acts before the last layer's coordinates are cut to the embedding's width, as the paper's does.
+        """
+        return sum(layer.parameters for layer in self.layers) + max(self.layers[-1].d_model, self.d_embedding)
 
     @property
     def parameters(self) -> int:
-        """All parameters, the token embedding and an untied head included."""
+        """All parameters, the token embedding and an untied head included, padded experts not: the raw count."""
         tables = 1 if self.tied_embeddings else 2
         return self.non_embedding_parameters + tables * self.vocab_size * self.d_embedding
 
+    @property
+    def effective_parameters(self) -> int:
+        """Parameters less the matrices' weights without effect, the count that the paper matches (its appendix A).
+
+        Those multiply coordinates that no earlier layer has written, or write some that nothing reads afterwards. They
+        are there only where d_model varies. The final norm's statistics, which see all of the last layer's coordinates,
+        are not taken for a use, nor norm scales for unused, as in the paper.
+        """
+        return self.parameters - self._without_effect([layer.num_experts for layer in self.layers])
+
+    @property
+    def active_parameters(self) -> int:
+        """Effective parameters less the experts that a token is not routed to, and their part of what has no effect."""
+        idle = sum(layer.idle_parameters for layer in self.layers)
+        return self.parameters - idle - self._without_effect([layer.experts_per_token for layer in self.layers])
+
+    @property
+    def padded_parameters(self) -> int:
+        """Weights of padded experts: held in memory, in no other count."""
+        return sum(layer.padded_parameters for layer in self.layers)
+
+    def _without_effect(self, experts: Sequence[int]) -> int:
+        """Weights in matrices without effect, counting as many experts of each layer."""
+        found = out_of_reach([layer.d_model for layer in self.layers], self.d_embedding)
+        fresh, unread = (coordinates.tolist() for coordinates in found)
+        reads = [(layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in self.layers]
+        writes = [layer.d_ff + n * layer.expert_d_ff for layer, n in zip(self.layers, experts, strict=True)]
+        return sum(map(operator.mul, fresh, reads)) + sum(map(operator.mul, unread, writes))
+
     def forward_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
         """Matmul FLOPs of the forward pass per token: the layers and the vocabulary projection, no embedding lookup.
+
+        Of experts, those that a token is routed to count; weights without effect do not (see `effective_parameters`).
 
         Args:
           sequence_length: tokens of context, T.
@@ -67,7 +97,8 @@ class Profile:
             window; otherwise all of it, or as many keys for every token as the window has.
         """
         layers = sum(layer.forward_flops_per_token(sequence_length, causal) for layer in self.layers)
-        return layers + 2 * self.vocab_size * self.d_embedding
+        without_effect = self._without_effect([layer.experts_per_token for layer in self.layers])
+        return layers - 2 * without_effect + 2 * self.vocab_size * self.d_embedding
 
     def train_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
         """Matmul FLOPs of a training step per token: the backward pass costs two forward passes."""

@@ -8,7 +8,23 @@ from tlm_jax.capacity.shape import LayerShape
 
 BAR_WIDTH = 32
 _COLUMNS = ("d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim")
-_OPTIONS = {"mlp": "swiglu", "window": 0, "qk_norm": False}  # shown only where a layer has another value than this
+# Shown only where a layer has another value than this.
+_OPTIONS = {
+    "num_experts": 0,
+    "experts_per_token": 0,
+    "expert_d_ff": 0,
+    "padded_experts": 0,
+    "mlp": "swiglu",
+    "window": 0,
+    "qk_norm": False,
+}
+
+
+def drawn_widths(*models: Sequence[LayerShape]) -> tuple[str, ...]:
+    """The widths worth drawing: d_model where it varies within or between models, and that of MLPs or of experts."""
+    layers = [layer for model in models for layer in model]
+    mlp = "expert_d_ff" if all(layer.num_experts for layer in layers) else "d_ff"
+    return ("d_model", mlp) if len({layer.d_model for layer in layers}) > 1 else (mlp,)
 
 
 def _columns(layers: Sequence[LayerShape]) -> tuple[str, ...]:
@@ -36,33 +52,42 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
 
 
 def layer_table(layers: Sequence[LayerShape]) -> str:
-    """One line a layer: its sizes, its parameters and its d_ff drawn."""
-    largest = max(layer.d_ff for layer in layers)
-    columns = _columns(layers)
-    rows = [["layer", *columns, "parameters", "d_ff drawn"]]
+    """One line a layer: its sizes, its parameters and its widths drawn."""
+    columns, drawn = _columns(layers), drawn_widths(layers)
+    largest = [max(getattr(layer, name) for layer in layers) for name in drawn]
+    rows = [["layer", *columns, "parameters", *(f"{name} drawn" for name in drawn)]]
     for index, layer in enumerate(layers):
         sizes = [str(getattr(layer, column)) for column in columns]
-        rows.append([str(index), *sizes, f"{layer.parameters:,}", bar(layer.d_ff, largest)])
-    return aligned(rows, left=(len(rows[0]) - 1,))
+        bars = [
+            bar(getattr(layer, name), most, BAR_WIDTH // len(drawn)) for name, most in zip(drawn, largest, strict=True)
+        ]
+        rows.append([str(index), *sizes, f"{layer.parameters:,}", *bars])
+    return aligned(rows, left=range(len(rows[0]) - len(drawn), len(rows[0])))
 
 
 def comparison_table(a: Sequence[LayerShape], b: Sequence[LayerShape]) -> str:
-    """One line a layer of two models: their d_ff, the difference, both drawn, and any other size that differs."""
+    """One line a layer of two models: a width, the difference, both drawn, and any other size that differs.
+
+    The width is d_model where the two differ in it, else that of MLPs or experts.
+    """
     pairs = list(zip(a, b, strict=False))
+    width = drawn_widths(a, b)[-1]
+    if any(x.d_model != y.d_model for x, y in pairs):
+        width = "d_model"
     others = [
         name
         for name in _columns((*a, *b))
-        if name != "d_ff" and any(getattr(x, name) != getattr(y, name) for x, y in pairs)
+        if name != width and any(getattr(x, name) != getattr(y, name) for x, y in pairs)
     ]
-    columns = ["d_ff", *others]
-    largest = max(layer.d_ff for layer in (*a, *b))
+    columns = [width, *others]
+    largest = max(getattr(layer, width) for layer in (*a, *b))
     header = [f"{side} {name}" for name in columns for side in ("A", "B")]
     rows = [["layer", *header, "B - A", "A drawn", "B drawn"]]
     for index in range(max(len(a), len(b))):
         x, y = (side[index] if index < len(side) else None for side in (a, b))
         sizes = [str(getattr(layer, name)) if layer else "-" for name in columns for layer in (x, y)]
-        difference = f"{y.d_ff - x.d_ff:+,}" if x and y else ""
-        bars = [bar(layer.d_ff, largest, BAR_WIDTH // 2) if layer else "" for layer in (x, y)]
+        difference = f"{getattr(y, width) - getattr(x, width):+,}" if x and y else ""
+        bars = [bar(getattr(layer, width), largest, BAR_WIDTH // 2) if layer else "" for layer in (x, y)]
         rows.append([str(index), *sizes, difference, *bars])
     return aligned(rows, left=(len(rows[0]) - 2, len(rows[0]) - 1))
 

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tlm_jax.capacity.budget import EQUAL, LABELS, TRAIN_TOKENS
+from tlm_jax.capacity.budget import EQUAL, TRAIN_TOKENS, shown_labels
 from tlm_jax.capacity.table import aligned
 from tlm_jax.compare.plan import Variant, budget_differences
 from tlm_jax.counts import counted
@@ -166,7 +166,7 @@ def _values(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, flo
 
 def budget_table(variants: Sequence[Variant]) -> str:
     """The budgets of all variants: once what is equal in all, the rest side by side, in tables of at most `_WIDTH`."""
-    labels = {TRAIN_TOKENS: EQUAL[TRAIN_TOKENS], **LABELS}
+    labels = {TRAIN_TOKENS: EQUAL[TRAIN_TOKENS], **shown_labels(*(variant.budget for variant in variants))}
     budgets = {variant.name: variant.budget for variant in variants}
     first = budgets[variants[0].name]
     equal = [key for key in labels if all(budget[key] == first[key] for budget in budgets.values())]

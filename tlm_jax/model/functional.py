@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
+from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model.decoder import Decoder
 from tlm_jax.model.settings import ModelSettings
 
@@ -20,6 +21,9 @@ Parameters = dict[str, Any]  # nested dicts of arrays, keyed by module and param
 class FunctionalDecoder:
     """A `Decoder` split into its static definition and parameters that the caller holds.
 
+    Raises:
+      UserError: layers of a kind that a `Decoder` cannot have yet.
+
     Attributes:
       profile, settings: as given.
       abstract_parameters: nested dict of `jax.ShapeDtypeStruct`.
@@ -27,6 +31,7 @@ class FunctionalDecoder:
     """
 
     def __init__(self, profile: Profile, settings: ModelSettings) -> None:
+        _check_layers(profile)
         self.profile, self.settings = profile, settings
         abstract = nnx.eval_shape(lambda: Decoder(profile, settings, jax.random.key(0)))
         self._definition, self._state = nnx.split(abstract)
@@ -44,6 +49,19 @@ class FunctionalDecoder:
         state = jax.tree.map(lambda leaf: leaf, self._state)
         nnx.replace_by_pure_dict(state, parameters)
         return nnx.merge(self._definition, state)
+
+
+def _check_layers(profile: Profile) -> None:
+    widths = [layer.d_model for layer in profile.layers]
+    problems = []
+    if set(widths) != {profile.d_embedding}:
+        what = f"d_model varies with depth, from {min(widths)} to {max(widths)}, and the model cannot run that yet"
+        mend = "`tlm profile` shows it; train its uniform twin with --config.profile.width_schedule=uniform"
+        problems.append(UserError(what, where="profile", mend=mend))
+    if any(layer.num_experts for layer in profile.layers):
+        mend = "`tlm profile` shows them; to train, set --config.profile.num_experts=0"
+        problems.append(UserError("the model cannot run layers of experts yet", where="profile", mend=mend))
+    raise_together(problems)
 
 
 def _map_variables(state: Any, function: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from tlm_jax import __version__
-from tlm_jax.capacity.budget import LABELS
+from tlm_jax.capacity.budget import shown_labels
 from tlm_jax.counts import counted
 from tlm_jax.report import elements
 from tlm_jax.report.charts import Line, chart, colour, loss_limits, smoothed
@@ -216,7 +216,7 @@ def profiles_section(runs: Sequence[Run]) -> str:
         lines, title="d_ff by layer", x_label="layer, from input to output", y_label="d_ff", zero=True, integer_x=True
     )
     budgets = [run.budget for run in runs]
-    rows = [(label, [f"{budget[key]:,}" for budget in budgets]) for key, label in LABELS.items()]
+    rows = [(label, [f"{budget[key]:,}" for budget in budgets]) for key, label in shown_labels(*budgets).items()]
     depth = max(len(run.profile.layers) for run in runs)
     widths = [
         (f"layer {i}", [f"{run.profile.layers[i].d_ff:,}" if i < len(run.profile.layers) else "" for run in runs])

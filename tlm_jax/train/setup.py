@@ -193,12 +193,12 @@ def _make(config: ConfigDict, *, with_data: bool) -> _Parts:
             problems += _check_divisibility(config, profile, mesh)
     if profile is not None and settings is not None:
         _try(problems, lambda: check_kernels(profile, settings, settings.document_mask, config.data.sequence_length))
-        model = FunctionalDecoder(profile, settings)
-        if optimizer is not None:
+        model = _try(problems, lambda: FunctionalDecoder(profile, settings))
+        if optimizer is not None and model is not None:
             problems += check_names(config.train, parameter_names(model.abstract_parameters))
     raise_together(problems)
     assert profile is not None
-    assert settings is not None
+    assert model is not None
     assert optimizer is not None
     assert mesh is not None
     return _Parts(profile, store, mesh, model, optimizer)
