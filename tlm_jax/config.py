@@ -35,9 +35,9 @@ def default_config() -> ConfigDict:
 
     # One layer's sizes, and how they vary with depth. The only source of widths.
     c.profile = ConfigDict()
-    c.profile.schedule = "uniform"  # uniform | linear | cosine | sigmoid | three_group | list | file
+    c.profile.schedule = "uniform"  # of d_ff: uniform | linear | cosine | sigmoid | three_group | list | file
     c.profile.num_layers = 12  # depth
-    c.profile.d_model = 768  # width of the residual stream
+    c.profile.d_model = 768  # width of the residual stream; where it varies, of the embedding and of the uniform twin
     c.profile.d_ff = 2048  # mean MLP width over layers
     c.profile.num_heads = 12  # query heads
     c.profile.num_kv_heads = 12  # fewer than num_heads: grouped-query attention
@@ -56,6 +56,27 @@ def default_config() -> ConfigDict:
     c.profile.plateaus = 0  # 0: each layer its own width; G: G runs of equal width
     # list: d_ff of each layer. file: path of a profile's JSON, with which all sizes set in config.profile must agree.
     c.profile.layers = config_dict.placeholder(object)
+    # d_model by layer: uniform | x (narrowest in the middle) | diamond (widest there) | v (narrowest first) | lambda
+    # (narrowest last). MLPs keep d_ff / profile.d_model to it, times the taper of `schedule`, and the weights in
+    # matrices are matched with uniform's; the next nine keys say how.
+    c.profile.width_schedule = "uniform"
+    c.profile.width_progression = "geometric"  # geometric (neighbours of one ratio) | arithmetic (of one difference)
+    c.profile.bottleneck_ratio = 0.3  # narrowest layer's d_model over profile.d_model
+    c.profile.bottleneck_depth = 0.75  # x, diamond: where in num_layers the narrowest, or the widest, layer lies
+    c.profile.width_multiple_of = 32  # every d_model is a multiple of this
+    # Round the widest to an integer before all to multiples, as the authors' code does; False: the paper's means and
+    c.profile.round_widest = True  # FLOPs, which differ by one multiple in one layer
+    c.profile.width_plateaus = 0  # 0: each layer its own d_model; G: G runs of equal d_model
+    # rounded: each d_model is the nearest multiple, and the budget what that leaves (the paper). exact: d_model and
+    # then d_ff move on in steps until the weights are exactly the uniform twin's. nearest: as near as the steps allow,
+    c.profile.width_budget = "rounded"  # where exactly is not possible, as with many experts in large steps
+    # What is matched: effective, without the weights of the end layers that multiply zeros or that nothing reads (the
+    c.profile.width_count = "effective"  # paper), or raw, all
+    c.profile.fixed_head_dim = 0  # 0: num_heads heads in every layer (the paper); K: heads of K, as many as d_model has
+    c.profile.num_experts = 0  # experts instead of each MLP, to which a router sends tokens; 0: none
+    c.profile.experts_per_token = 0  # experts that each token is sent to
+    c.profile.expert_d_ff = 0  # width of an expert, in d_ff's place; where d_model varies, the twin's
+    c.profile.padded_experts = 0  # stored beyond num_experts and never sent to, so that an axis divides them all
 
     c.model = ConfigDict()
     c.model.vocab_size = 32000  # at least the tokenizer's

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import math
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from tlm_jax.capacity.mlp_schedule import mlp_ratios, mlp_widths, plateau_problems, width_key
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.capacity.schedules import CURVES, grouped, sigmoid, tapered, uniform
-from tlm_jax.capacity.shape import LayerShape, divisors, integer_problems, is_integer, shape_problems
+from tlm_jax.capacity.schedules import CURVES
+from tlm_jax.capacity.shape import EXPERT_FIELDS, LayerShape, divisors, integer_problems, is_integer, shape_problems
+from tlm_jax.capacity.width_schedule import disagreements, heads, varying, width_problems
 from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError, raise_together
 
@@ -31,7 +31,7 @@ _READS: dict[str, tuple[str, ...]] = {
     "file": (),
 }
 SCHEDULES = ("uniform", *_READS)
-_FROM_FILE = ("d_model", "num_heads", "num_kv_heads", "head_dim", "mlp", "qk_norm")  # fields of every layer
+_FROM_FILE = ("num_heads", "num_kv_heads", "head_dim", "mlp", "qk_norm", *EXPERT_FIELDS)  # fields of every layer
 
 
 def profile_from_config(config: ConfigDict) -> Profile:
@@ -42,6 +42,8 @@ def profile_from_config(config: ConfigDict) -> Profile:
     multiple_of; `file`, where `profile.layers` is the path of a profile's JSON, with which the sizes, windows, MLP and
     QK-norm of `config.profile` must agree where they are not at their default. d_ff has no part in the last two. A key
     that only other schedules read must be at its default, except under `uniform`.
+
+    d_model is that of `profile.width_schedule`: where it varies, `schedule` gives the MLPs' ratios to it.
 
     Raises:
       UserError: everything that is wrong with the keys read, together.
@@ -58,29 +60,42 @@ def profile_from_config(config: ConfigDict) -> Profile:
     problems = unread_keys(config.profile, "profile", "schedule", _READS)
     if schedule == "file":
         return _from_file(config, problems)
-    problems += _size_problems(config)
-    widths: tuple[int, ...] = ()
-    if not _budget_problems(config):
+    problems += _size_problems(config) + width_problems(config)
+    layers: list[tuple[int, int]] = []  # d_model and MLP width
+    if not (problems if config.profile.width_schedule != "uniform" else _budget_problems(config)):
         try:
-            widths = _widths(config)
+            layers = _layers(config)
         except UserError as problem:
             problems.append(problem)
     raise_together(problems)
     p = config.profile
-    layers = tuple(
+    shapes = tuple(
         LayerShape(
-            d_model=p.d_model,
-            d_ff=width,
-            num_heads=p.num_heads,
-            num_kv_heads=p.num_kv_heads,
-            head_dim=p.head_dim or p.d_model // p.num_heads,
+            d_model=d_model,
+            d_ff=0 if p.num_experts else width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_experts=p.num_experts,
+            experts_per_token=p.experts_per_token,
+            expert_d_ff=width if p.num_experts else 0,
+            padded_experts=p.padded_experts,
             mlp=p.mlp,
             window=p.windows[index % len(p.windows)],
             qk_norm=p.qk_norm,
         )
-        for index, width in enumerate(widths)
+        for index, (d_model, width) in enumerate(layers)
+        for num_heads, num_kv_heads, head_dim in [heads(config, d_model)]
     )
-    return Profile(layers, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
+    return Profile(shapes, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
+
+
+def _layers(config: ConfigDict) -> list[tuple[int, int]]:
+    """d_model and the MLP's width, of an expert where there are experts, of each layer."""
+    p = config.profile
+    if p.width_schedule == "uniform":
+        return [(p.d_model, width) for width in mlp_widths(config)]
+    return varying(config, mlp_ratios(config))
 
 
 def sequence_length(config: ConfigDict) -> int:
@@ -99,7 +114,7 @@ def _positive(config: ConfigDict, *names: str) -> list[UserError]:
 
 def _budget_problems(config: ConfigDict) -> list[UserError]:
     """Keys without which no width can be computed."""
-    problems = _positive(config, "profile.num_layers", "profile.d_ff", "profile.multiple_of")
+    problems = _positive(config, "profile.num_layers", f"profile.{width_key(config)}", "profile.multiple_of")
     depth = config.profile.num_layers
     if not problems and depth > MOST_LAYERS:
         problems.append(UserError(f"must be at most {MOST_LAYERS}, not {depth}", where="config.profile.num_layers"))
@@ -109,8 +124,13 @@ def _budget_problems(config: ConfigDict) -> list[UserError]:
 def _size_problems(config: ConfigDict) -> list[UserError]:
     """What is wrong with the sizes, whatever the schedule."""
     p = config.profile
-    fields: dict[str, Any] = {name: p[name] for name in ("d_model", "num_heads", "num_kv_heads", "mlp", "qk_norm")}
+    named = ("d_model", "num_heads", "num_kv_heads", "mlp", "qk_norm", *EXPERT_FIELDS)
+    fields: dict[str, Any] = {name: p[name] for name in named if name != width_key(config)}
     problems = []
+    usual = default_config().profile.d_ff
+    if p.num_experts and p.d_ff != usual:
+        what, mend = f"layers of experts do not read it, and it is {p.d_ff}", f"leave it {usual}, or set expert_d_ff"
+        problems.append(UserError(what, where="config.profile.d_ff", mend=mend))
     if not p.windows or not all(is_integer(window) and window >= 0 for window in p.windows):
         problems.append(
             UserError(
@@ -143,83 +163,6 @@ def _size_problems(config: ConfigDict) -> list[UserError]:
     )
 
 
-def _widths(config: ConfigDict) -> tuple[int, ...]:
-    p = config.profile
-    if p.layers is not None and p.schedule != "list":
-        raise UserError(
-            f"schedule={p.schedule} makes the widths itself",
-            where="config.profile.layers",
-            mend="leave it at None, or set profile.schedule=list",
-        )
-    if not is_integer(p.plateaus) or p.plateaus < 0:
-        raise UserError(f"must be 0 or a positive integer, not {p.plateaus!r}", where="config.profile.plateaus")
-    if p.schedule == "uniform":
-        return uniform(p.num_layers, p.d_ff, p.multiple_of)
-    if p.schedule == "list":
-        return _listed(config)
-    if p.schedule == "three_group":
-        return _three_group(config)
-    curve = CURVES[p.schedule]
-    if p.schedule == "sigmoid":
-        if not (math.isfinite(p.sigmoid_steepness) and p.sigmoid_steepness > 0):
-            raise UserError(f"must be positive, not {p.sigmoid_steepness:g}", where="config.profile.sigmoid_steepness")
-        curve = partial(sigmoid, steepness=p.sigmoid_steepness)
-    return tapered(curve, p.num_layers, p.d_ff, p.start_ratio, p.end_ratio, p.multiple_of, p.plateaus)
-
-
-def _three_group(config: ConfigDict) -> tuple[int, ...]:
-    """The widths of schedule=three_group, which has three plateaus by itself."""
-    p, ratios = config.profile, config.profile.group_ratios
-    if len(ratios) != 3 or not all(isinstance(r, (int, float)) and not isinstance(r, bool) for r in ratios):
-        raise UserError(
-            f"schedule=three_group needs three numbers, not {ratios!r}",
-            where="config.profile.group_ratios",
-            mend="such as (1.5, 1, 0.5) for the early, middle and late layers",
-        )
-    if p.plateaus not in (0, 3):
-        raise UserError(f"schedule=three_group makes 3 plateaus, not {p.plateaus}", where="config.profile.plateaus")
-    return grouped(ratios, p.num_layers, p.d_ff, p.multiple_of)
-
-
-def _no_plateaus(config: ConfigDict) -> list[UserError]:
-    if config.profile.plateaus == 0:
-        return []
-    return [
-        UserError(
-            f"schedule={config.profile.schedule} gives every layer's width, so plateaus must be 0",
-            where="config.profile.plateaus",
-        )
-    ]
-
-
-def _listed(config: ConfigDict) -> tuple[int, ...]:
-    """The widths of schedule=list, one for each of num_layers; d_ff has no part in it."""
-    p, where = config.profile, "config.profile.layers"
-    if not isinstance(p.layers, (list, tuple)) or not all(is_integer(width) and width > 0 for width in p.layers):
-        raise UserError(f"schedule=list needs the d_ff of each layer, not {p.layers!r}", where=where)
-    widths = tuple(p.layers)
-    problems = _no_plateaus(config)
-    if len(widths) != p.num_layers:
-        problems.append(
-            UserError(
-                f"{len(widths)} widths for num_layers={p.num_layers}",
-                where=where,
-                mend=f"set profile.num_layers={len(widths)}",
-            )
-        )
-    odd = [index for index, width in enumerate(widths) if width % p.multiple_of]
-    if odd:
-        problems.append(
-            UserError(
-                f"layer {odd[0]} has d_ff={widths[odd[0]]}, not a multiple of multiple_of={p.multiple_of}",
-                where=where,
-                mend=f"set profile.multiple_of={math.gcd(*widths)}",
-            )
-        )
-    raise_together(problems)
-    return widths
-
-
 def _from_file(config: ConfigDict, problems: list[UserError]) -> Profile:
     """The profile of schedule=file, with which the vocabulary of `config.model` and all sizes given must agree.
 
@@ -238,7 +181,7 @@ def _from_file(config: ConfigDict, problems: list[UserError]) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         problems.append(UserError(f"cannot read {path}: {error}", where="config.profile.layers"))
     else:
-        problems += _no_plateaus(config) + _disagreements(config, profile, path)
+        problems += plateau_problems(config) + _disagreements(config, profile, path)
     raise_together(problems)
     return profile
 
@@ -246,7 +189,8 @@ def _from_file(config: ConfigDict, problems: list[UserError]) -> Profile:
 def _disagreements(config: ConfigDict, profile: Profile, path: str) -> list[UserError]:
     """What the config says otherwise than the profile's file; a key of `config.profile` at its default says nothing."""
     p, defaults = config.profile, default_config().profile
-    problems = [
+    problems = disagreements(config)
+    problems += [
         UserError(f"{ours} here, {theirs} in {path}", where=f"config.model.{name}", mend="make them the same")
         for name in ("vocab_size", "tied_embeddings")
         for ours, theirs in [(config.model[name], getattr(profile, name))]
@@ -259,6 +203,7 @@ def _disagreements(config: ConfigDict, profile: Profile, path: str) -> list[User
             mend = f"make them the same, or leave it at {defaults[name]!r}"
             problems.append(UserError(f"{p[name]} here, {shown} in {path}", where=f"config.profile.{name}", mend=mend))
 
+    check("d_model", [profile.d_embedding], p.d_model == profile.d_embedding)
     check("num_layers", [len(profile.layers)], p.num_layers == len(profile.layers))
     for name in _FROM_FILE:
         found = dict.fromkeys(getattr(layer, name) for layer in profile.layers)

@@ -44,7 +44,7 @@ CURVES: dict[str, Curve] = {"linear": linear, "cosine": cosine, "sigmoid": sigmo
 _TIE = 1e-9  # in steps; libraries differ in the last bit of a cosine
 
 
-def uniform(num_layers: int, d_ff: int, multiple_of: int = 1) -> tuple[int, ...]:
+def uniform(num_layers: int, d_ff: int, multiple_of: int = 1, key: str = "d_ff") -> tuple[int, ...]:
     """The same width in every layer.
 
     Raises:
@@ -53,8 +53,8 @@ def uniform(num_layers: int, d_ff: int, multiple_of: int = 1) -> tuple[int, ...]
     if d_ff % multiple_of:
         raise UserError(
             f"{d_ff} is not a multiple of multiple_of={multiple_of}",
-            where="config.profile.d_ff",
-            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, multiple_of)}",
+            where=f"config.profile.{key}",
+            mend=f"the nearest {key} that works is {_nearest_multiple(d_ff, multiple_of)}",
         )
     return (d_ff,) * num_layers
 
@@ -67,6 +67,7 @@ def tapered(
     end_ratio: float,
     multiple_of: int = 16,
     plateaus: int = 0,
+    key: str = "d_ff",
 ) -> tuple[int, ...]:
     """Widths that follow `curve` from start_ratio · d_ff at the first layer to end_ratio · d_ff at the last.
 
@@ -82,6 +83,7 @@ def tapered(
       end_ratio: the last layer's width over the mean.
       multiple_of: every width is a multiple of this.
       plateaus: number of runs of equal width; 0 lets each layer have its own.
+      key: the config key of the mean, named in errors.
 
     Returns:
       L widths, each a multiple of `multiple_of`, with sum L · d_ff exactly.
@@ -89,18 +91,16 @@ def tapered(
     Raises:
       UserError: the ends or the sum cannot be met, with what works.
     """
-    for key, ratio in (("start_ratio", start_ratio), ("end_ratio", end_ratio)):
-        if not (math.isfinite(ratio) and ratio > 0):
-            raise UserError(f"must be positive, not {ratio:g}", where=f"config.profile.{key}")
+    check_ends(start_ratio, end_ratio)
     start, end = Fraction(str(start_ratio)), Fraction(str(end_ratio))
-    _check_ends(num_layers, d_ff, start, end, multiple_of)
+    _check_multiples(num_layers, d_ff, start, end, multiple_of, key)
     groups = plateaus or num_layers
     if groups > num_layers:
         raise UserError(
             f"{plateaus} plateaus need as many layers, and num_layers={num_layers}", where="config.profile.plateaus"
         )
     if start < end:
-        return tapered(curve, num_layers, d_ff, end_ratio, start_ratio, multiple_of, plateaus)[::-1]
+        return tapered(curve, num_layers, d_ff, end_ratio, start_ratio, multiple_of, plateaus, key)[::-1]
     if groups == 1 and start != end:
         raise UserError(
             f"one width cannot be both {float(start):g} and {float(end):g} times d_ff",
@@ -108,21 +108,23 @@ def tapered(
             mend="use schedule=uniform",
         )
     # From here on in steps of multiple_of, where every width is an integer.
-    mean, lengths = Fraction(d_ff, multiple_of), _run_lengths(num_layers, groups)
+    mean, lengths = Fraction(d_ff, multiple_of), run_lengths(num_layers, groups)
     first, last = int(start * mean), int(end * mean)
     levels = _levels(curve, lengths, mean, first, last)
     if levels is None:
         by_distance = sorted(range(2, num_layers + 1), key=lambda g: abs(g - groups))  # num_layers runs always can
-        works = next(g for g in by_distance if _levels(curve, _run_lengths(num_layers, g), mean, first, last))
+        works = next(g for g in by_distance if _levels(curve, run_lengths(num_layers, g), mean, first, last))
         raise UserError(
-            f"no widths of {plateaus} runs over {num_layers} layers have the mean d_ff={d_ff} exactly",
+            f"no widths of {plateaus} runs over {num_layers} layers have the mean {key}={d_ff} exactly",
             where="config.profile.plateaus",
             mend=f"the nearest number that works is {works}",
         )
     return tuple(level * multiple_of for level, length in zip(levels, lengths, strict=True) for _ in range(length))
 
 
-def grouped(ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: int = 16) -> tuple[int, ...]:
+def grouped(
+    ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: int = 16, key: str = "d_ff"
+) -> tuple[int, ...]:
     """One width for each of a few consecutive groups of layers, in any order: the paper's three-group control.
 
     The groups are as equal in length as they can be, the longer ones placed symmetrically.
@@ -132,6 +134,7 @@ def grouped(ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: in
       num_layers: number of layers, L.
       d_ff: the mean width.
       multiple_of: every width is a multiple of this.
+      key: the config key of the mean, named in errors.
 
     Returns:
       L widths, each a multiple of `multiple_of`, with sum L · d_ff exactly.
@@ -140,13 +143,11 @@ def grouped(ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: in
       UserError: the ratios, weighted by their layers, do not average 1, or a width is no multiple; with what works.
     """
     where = "config.profile.group_ratios"
-    for ratio in ratios:
-        if not (math.isfinite(ratio) and ratio > 0):
-            raise UserError(f"must be positive, not {ratio:g}", where=where)
+    check_shares(ratios)
     shares, groups = [Fraction(str(ratio)) for ratio in ratios], len(ratios)
     if groups > num_layers:
         raise UserError(f"{groups} groups need as many layers, and num_layers={num_layers}", where=where)
-    lengths = _run_lengths(num_layers, groups)
+    lengths = run_lengths(num_layers, groups)
     mean = sum(n * share for n, share in zip(lengths, shares, strict=True)) / num_layers
     if mean != 1:
         texts = ", ".join(str(n) for n in lengths)
@@ -161,8 +162,8 @@ def grouped(ratios: Sequence[float], num_layers: int, d_ff: int, multiple_of: in
         widths = ", ".join(f"{float(share):g} × {d_ff} = {float(share * d_ff):g}" for share in shares)
         raise UserError(
             f"the widths of the groups, {widths}, must be multiples of multiple_of={multiple_of}",
-            where="config.profile.d_ff",
-            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, step)}",
+            where=f"config.profile.{key}",
+            mend=f"the nearest {key} that works is {_nearest_multiple(d_ff, step)}",
         )
     return tuple(int(share * d_ff) for share, length in zip(shares, lengths, strict=True) for _ in range(length))
 
@@ -176,8 +177,12 @@ def _nearest_multiple(value: int, step: int) -> int:
     return max(1, math.floor(Fraction(value, step) + Fraction(1, 2))) * step
 
 
-def _check_ends(num_layers: int, d_ff: int, start: Fraction, end: Fraction, multiple_of: int) -> None:
-    """Raises a `UserError` unless both ends are multiples of `multiple_of` and the widths can have the mean `d_ff`."""
+def check_ends(start_ratio: float, end_ratio: float) -> None:
+    """Raises a `UserError` unless both are positive and average 1, without which the mean width would not be d_ff."""
+    for name, ratio in (("start_ratio", start_ratio), ("end_ratio", end_ratio)):
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise UserError(f"must be positive, not {ratio:g}", where=f"config.profile.{name}")
+    start, end = Fraction(str(start_ratio)), Fraction(str(end_ratio))
     if start + end != 2:
         raise UserError(
             f"start_ratio={float(start):g} and end_ratio={float(end):g} average {float((start + end) / 2):g}, so the "
@@ -185,6 +190,17 @@ def _check_ends(num_layers: int, d_ff: int, start: Fraction, end: Fraction, mult
             where="config.profile.end_ratio",
             mend=f"use end_ratio={float(2 - start):g}" if start < 2 else "use a start_ratio below 2",
         )
+
+
+def check_shares(group_ratios: Sequence[float]) -> None:
+    """Raises a `UserError` unless all are positive."""
+    for ratio in group_ratios:
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise UserError(f"must be positive, not {ratio:g}", where="config.profile.group_ratios")
+
+
+def _check_multiples(num_layers: int, d_ff: int, start: Fraction, end: Fraction, multiple_of: int, key: str) -> None:
+    """Raises a `UserError` unless both ends are multiples of `multiple_of` and the widths can have the mean `d_ff`."""
     needed = (_step_of(start, multiple_of), _step_of(end, multiple_of))
     step = math.lcm(*needed, multiple_of // math.gcd(num_layers, multiple_of))
     if d_ff % step:
@@ -192,12 +208,12 @@ def _check_ends(num_layers: int, d_ff: int, start: Fraction, end: Fraction, mult
         raise UserError(
             f"the widths of the first and last layer, {ends}, and the sum of all, {num_layers} × {d_ff}, must be "
             f"multiples of multiple_of={multiple_of}",
-            where="config.profile.d_ff",
-            mend=f"the nearest d_ff that works is {_nearest_multiple(d_ff, step)}",
+            where=f"config.profile.{key}",
+            mend=f"the nearest {key} that works is {_nearest_multiple(d_ff, step)}",
         )
 
 
-def _run_lengths(num_layers: int, groups: int) -> list[int]:
+def run_lengths(num_layers: int, groups: int) -> list[int]:
     """Lengths of `groups` runs, equal to within one, the same read from either end where that is possible."""
     edges = []
     for group in range(groups + 1):
