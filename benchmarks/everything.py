@@ -35,6 +35,7 @@ def commands(torch: str | None, maxtext: str | None, rounds: int) -> list[list[s
         ["prepare.py", often],
         ["compile.py", few],
         ["dispatch.py", often],
+        ["x_shaped_savings.py"],
     ]
 
 

@@ -62,6 +62,22 @@ def test_a_worker_that_fails_shows_its_last_words(worker):
         worker(fails=True)
 
 
+def test_the_savings_of_a_x_are_those_of_the_paper():
+    """77.8 % of the FLOPs and 85.1 % of the width, to what the rounding of the printed losses allows."""
+    import x_shaped_savings as script
+
+    flops = [script.savings(costs) for costs in (script.PRINTED_FLOPS, script.counted_flops())]
+    assert [round(found["fitted"], 3) for found in flops] == [0.780, 0.776]
+    assert [round(found["actual"], 3) for found in flops] == [0.744, 0.744]
+    assert [round(flops[1][f"{family} exponent"], 4) for family in ("uniform", "x")] == [0.0498, 0.0503]
+    least, most = script.rounding(script.counted_flops())
+    assert least < 0.778 < most
+    width = script.savings(script.PRINTED_WIDTHS)
+    assert round(width["fitted"], 3) == 0.851
+    assert round(width["actual"], 3) == 0.863
+    assert [round(width[f"{family} exponent"], 3) for family in ("uniform", "x")] == [0.246, 0.252]
+
+
 @pytest.mark.slow
 def test_our_own_side_of_the_training_benchmark_runs(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["training.py", "--tiny", "--rounds=1", "--steps=1"])

@@ -189,3 +189,74 @@ def test_neither_jax_nor_matplotlib_is_imported(config):
         "found = {'jax', 'jaxlib', 'flax', 'matplotlib'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+X_SHAPED = ("--config.profile.width_schedule=x", "--config.profile.width_multiple_of=16")
+
+
+def test_widths_that_vary_are_drawn_beside_those_of_mlps(config, capsys):
+    assert main(["profile", f"--config={config}", "--config.profile.schedule=uniform", *X_SHAPED]) == 0
+    out = capsys.readouterr().out
+    header, *rows = [line.split() for line in out.splitlines() if line.startswith(("layer ", "    "))][:7]
+    assert header[-4:] == ["d_model", "drawn", "d_ff", "drawn"]
+    widths = [int(row[1]) for row in rows]
+    halves = [2 * row[-2].count("█") + row[-2].count("▌") for row in rows]
+    assert halves == [round(2 * 16 * width / max(widths)) for width in widths]
+    assert widths.index(min(widths)) == 3
+    totals = {line[:46].strip(): line.split()[-1] for line in out.splitlines() if line}
+    assert totals["sum of d_model"] == f"{sum(widths):,}"
+    stored, effective = (int(totals[key].replace(",", "")) for key in ("parameters", "parameters with an effect"))
+    wide = widths[0] - 256
+    assert stored - effective == 3 * wide * widths[0] + wide * int(rows[-1][2])
+
+
+def test_an_x_beside_its_twin_and_beside_its_taper(config, capsys):
+    plain = "--config.profile.schedule=uniform"
+    assert main(["profile", f"--config={config}", plain, *X_SHAPED, "--compare=:profile.width_schedule=uniform"]) == 0
+    out = capsys.readouterr().out
+    header, first = (next(line.split() for line in out.splitlines() if line.startswith(s)) for s in ("layer", "    0"))
+    assert header[1:5] == ["A", "d_model", "B", "d_model"]
+    assert first[2] == "256"
+    assert int(first[1]) > 256
+    assert f"{256 - int(first[1])}" in first
+    assert "parameters with an effect" in out
+    assert main(["profile", f"--config={config}", plain, *X_SHAPED, "--compare=:profile.schedule=cosine"]) == 0
+    out = capsys.readouterr().out
+    assert "A d_ff  B d_ff" in out
+    for total in ("parameters with an effect", "training FLOPs per token, causal", "KV cache bytes per token"):
+        assert next(line for line in out.splitlines() if line.startswith(total)).endswith("equal")
+
+
+def test_experts_are_shown_and_drawn(tmp_path, capsys):
+    experts = [f"--config.profile.{key}" for key in ("num_experts=4", "experts_per_token=2", "expert_d_ff=128")]
+    plain = "--config.profile.schedule=uniform"
+    path = tmp_path / "experts.py"
+    path.write_text(CONFIG.replace(", c.profile.d_ff = 6, 256, 640", " = 6, 256"))
+    arguments = ["profile", f"--config={path}", plain, *experts, "--config.profile.padded_experts=1"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    header = next(line for line in out.splitlines() if line.startswith("layer"))
+    assert header.split()[6:10] == ["num_experts", "experts_per_token", "expert_d_ff", "padded_experts"]
+    assert header.endswith("expert_d_ff drawn")
+    assert "parameters active for a token" in out
+    assert f"{6 * 3 * 256 * 128:,}" in next(line for line in out.splitlines() if "padded experts, beside" in line)
+    assert main([*arguments, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["parameters"] - values["active_parameters"] == 6 * 2 * 3 * 256 * 128
+    assert values["padded_parameters"] == 6 * 3 * 256 * 128
+
+
+def test_a_plain_model_shows_none_of_that(config, capsys):
+    assert main(["profile", f"--config={config}"]) == 0
+    out = capsys.readouterr().out
+    assert not any(text in out for text in ("effect", "active", "padded", "sum of d_model", "d_model drawn", "experts"))
+
+
+def test_varying_widths_are_plotted_in_two_panels(config, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name, keys in (("one", ()), ("two", X_SHAPED)):
+        plot = [f"--plot={tmp_path / name}.svg", "--config.profile.schedule=uniform", *keys]
+        assert main(["profile", f"--config={config}", *plot]) == 0
+    texts = [(tmp_path / f"{name}.svg").read_text() for name in ("one", "two")]
+    heights = [float(text.split('height="')[1].split("pt")[0]) for text in texts]
+    assert heights[1] == pytest.approx(2 * heights[0])
