@@ -159,6 +159,13 @@ def test_what_the_steps_cannot_make_is_none_or_the_nearest():
     assert matched([64, 64], [1.0, 2.0], [192, 192], 192 * 16 * 9, 16) == (48, 96)
 
 
+def test_widths_beyond_all_models_are_not_searched():
+    weights = [3 * 2**30 + 1, 3 * 2**30 + 2, 3 * 2**30 + 4]
+    total = 16 * (5 * sum(weights) + weights[0])
+    assert matched([2**30] * 3, [1.0, 1.1, 1.2], weights, total, 16) is None
+    assert matched([2**30] * 3, [1.0, 1.1, 1.2], weights, total, 16, exact=False) is not None
+
+
 def test_matching_raw_parameters_leaves_no_end_correction():
     shape = shape_of("x", 12, 0.3, 512)
     raw = dataclasses.replace(BUDGET, count="raw")

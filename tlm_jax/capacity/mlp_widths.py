@@ -13,6 +13,8 @@ from fractions import Fraction
 
 import numpy as np
 
+_MOST_SUMS = 2**22  # a thousand times what the widths of models need, and searched in a second
+
 
 def proportional(widths: Sequence[int], ratio: Fraction, multiple_of: int) -> tuple[int, ...]:
     """`ratio` times each width, as the nearest multiple above 0; of two the even one."""
@@ -59,7 +61,10 @@ def matched(
             levels[run] += sign
             missing -= sign * costs[run]
     wide = [cost for cost, level in zip(costs, levels, strict=True) if level > 2]  # of which steps can be taken
-    for move in _fewest_moves(missing, wide if wide and missing % math.gcd(*wide) == 0 else costs):
+    moves = _fewest_moves(missing, wide if wide and missing % math.gcd(*wide) == 0 else costs)
+    if moves is None and exact:
+        return None
+    for move in moves or ():
         sign = 1 if move > 0 else -1
         behind = [sign * (value - level) for value, level in zip(ideal, levels, strict=True)]
         levels[max((run for run, cost in enumerate(costs) if cost == abs(move)), key=behind.__getitem__)] += sign
@@ -74,15 +79,18 @@ def _of_runs(weights: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return [sum(itertools.islice(left, length)) for length in lengths]
 
 
-def _fewest_moves(total: int, sizes: Sequence[int]) -> list[int]:
+def _fewest_moves(total: int, sizes: Sequence[int]) -> list[int] | None:
     """The shortest list of the sizes and their negatives that adds up to `total`, a multiple of their common divisor.
 
-    Breadth-first from 0, over all sums that some order of a shortest list can pass through.
+    Breadth-first from 0, over all sums that some order of a shortest list can pass through; None where they are more
+    than `_MOST_SUMS`.
     """
     unit = math.gcd(*sizes)
     goal = total // unit
     steps = sorted({size // unit for size in sizes}, reverse=True)  # of equal paths, that of the largest
     middle = abs(goal) + steps[0]
+    if 2 * middle + 1 > _MOST_SUMS:
+        return None
     distance = np.full(2 * middle + 1, -1)
     frontier = np.zeros(2 * middle + 1, bool)
     frontier[middle] = True
