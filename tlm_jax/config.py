@@ -57,11 +57,11 @@ def default_config() -> ConfigDict:
     # list: d_ff of each layer. file: path of a profile's JSON, with which all sizes set in config.profile must agree.
     c.profile.layers = config_dict.placeholder(object)
     # d_model by layer: uniform | x (narrowest in the middle) | diamond (widest there) | v (narrowest first) | lambda
-    # (narrowest last). MLPs keep d_ff / profile.d_model to it, times the taper of `schedule`, and the weights in
+    # (narrowest last). MLPs keep uniform's ratio of d_ff to d_model, times the taper of `schedule`, and the weights in
     # matrices are matched with uniform's; the next nine keys say how.
     c.profile.width_schedule = "uniform"
     c.profile.width_progression = "geometric"  # geometric (neighbours of one ratio) | arithmetic (of one difference)
-    c.profile.bottleneck_ratio = 0.3  # narrowest layer's d_model over profile.d_model
+    c.profile.bottleneck_ratio = 0.3  # narrowest layer's d_model over uniform's
     c.profile.bottleneck_depth = 0.75  # x, diamond: where in num_layers the narrowest, or the widest, layer lies
     c.profile.width_multiple_of = 32  # every d_model is a multiple of this
     # Round the widest to an integer before all to multiples, as the authors' code does; False: the paper's means and
