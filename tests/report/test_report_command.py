@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 
 from synthetic_runs import make_run
 
+from tlm_jax.capacity import Profile
 from tlm_jax.cli import main
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
@@ -84,6 +85,22 @@ def test_colours_follow_the_theme(source):
         assert not re.search(r"#[0-9a-f]{6}\b", drawing.replace('href="#', ""))
         assert "var(--run-" in drawing
         assert "var(--soft)" in drawing
+
+
+def test_widths_that_vary_are_drawn_and_listed_too(tmp_path):
+    twins = [
+        make_run(tmp_path, name, schedule="uniform", steps=20, profile__width_schedule=name)
+        for name in ("x", "uniform")
+    ]
+    source = report([str(twin) for twin in twins], tmp_path)
+    assert source.count("Width of the residual stream by layer.") == 1
+    text = Page(source).text
+    x = Profile.from_json((twins[0] / "profile.json").read_text())
+    assert "d_model of every layer" in text
+    assert all(f"{layer.d_model}" in text for layer in x.layers)
+    for label in ("sum of d_model", "parameters with an effect"):
+        assert label in text
+    assert f"{x.effective_parameters:,}" in text
 
 
 def test_what_the_page_tells(source):

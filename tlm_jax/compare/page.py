@@ -12,6 +12,7 @@ from tlm_jax.compare.plan import Run
 from tlm_jax.compare.summary import UNITS, Summary, caution, cells, heading
 from tlm_jax.report import elements, page
 from tlm_jax.report.charts import Line, chart
+from tlm_jax.report.profiles import profiles_section
 from tlm_jax.report.runs import Record, load_run, number
 from tlm_jax.report.runs import Run as Reported
 
@@ -41,7 +42,7 @@ def build_page(summary: Summary, complete: Sequence[Run]) -> str:
         parts += [
             elements.section("While training", note, page.difference_chart(pooled)),
             page.loss_section(pooled),
-            page.profiles_section(pooled),
+            profiles_section(pooled),
             page.speed_section(pooled),
             page.configs_section(pooled),
         ]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from tlm_jax import __version__
-from tlm_jax.capacity.budget import shown_labels
 from tlm_jax.counts import counted
 from tlm_jax.report import elements
 from tlm_jax.report.charts import Line, chart, colour, loss_limits, smoothed
 from tlm_jax.report.comparison import difference, differing_keys, seed_spread
+from tlm_jax.report.profiles import profiles_section
 from tlm_jax.report.runs import Record, Run, number
 from tlm_jax.report.style import STYLE
 
@@ -203,35 +203,6 @@ def _validated_on(runs: Sequence[Run]) -> str:
     """What validation during training read of the held-out split."""
     found = list(dict.fromkeys(run.validated_on for run in runs))
     return found[0] if len(found) == 1 else "; ".join(f"{run.validated_on} ({run.name})" for run in runs)
-
-
-def profiles_section(runs: Sequence[Run]) -> str:
-    """The widths drawn, the budgets, and the widths as numbers."""
-    names = [run.name for run in runs]
-    lines = [
-        Line(index, [(float(i), float(layer.d_ff)) for i, layer in enumerate(run.profile.layers)], "steps")
-        for index, run in enumerate(runs)
-    ]
-    drawn = chart(
-        lines, title="d_ff by layer", x_label="layer, from input to output", y_label="d_ff", zero=True, integer_x=True
-    )
-    budgets = [run.budget for run in runs]
-    rows = [(label, [f"{budget[key]:,}" for budget in budgets]) for key, label in shown_labels(*budgets).items()]
-    depth = max(len(run.profile.layers) for run in runs)
-    widths = [
-        (f"layer {i}", [f"{run.profile.layers[i].d_ff:,}" if i < len(run.profile.layers) else "" for run in runs])
-        for i in range(depth)
-    ]
-    lengths = dict.fromkeys(str(run.config["data.sequence_length"]) for run in runs)
-    note = f"FLOPs count matmuls, two per multiply-add, at a sequence length of {' and '.join(lengths)}."
-    return elements.section(
-        "Profiles and budgets",
-        elements.legend(names),
-        elements.figure(drawn, "MLP width by layer."),
-        elements.table(names, rows),
-        elements.paragraph(note, "soft small"),
-        elements.fold("d_ff of every layer", elements.table(names, widths)),
-    )
 
 
 def _final(runs: Sequence[Run]) -> str:
