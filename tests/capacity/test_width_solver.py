@@ -159,6 +159,15 @@ def test_what_the_steps_cannot_make_is_none_or_the_nearest():
     assert matched([64, 64], [1.0, 2.0], [192, 192], 192 * 16 * 9, 16) == (48, 96)
 
 
+def test_a_run_is_split_where_whole_runs_cannot_meet_the_sum():
+    weights, ratios = [192, 192, 96, 96], [1.0] * 4
+    even, odd = 16 * (192 * 16 + 96 * 8), 16 * (192 * 16 + 96 * 9)
+    assert matched([64, 64, 32, 32], ratios, weights, even, 16) == (128, 128, 64, 64)
+    found = matched([64, 64, 32, 32], ratios, weights, odd, 16)
+    assert np.dot(weights, found) == odd
+    assert sum(before != after for before, after in itertools.pairwise(found)) == 2
+
+
 def test_widths_beyond_all_models_are_not_searched():
     weights = [3 * 2**30 + 1, 3 * 2**30 + 2, 3 * 2**30 + 4]
     total = 16 * (5 * sum(weights) + weights[0])
