@@ -28,7 +28,8 @@ Overrides read --config.key=value. FLOPs count matmuls, two per multiply-add, th
 config.data.sequence_length. Of attention, "causal" counts what the causal mask keeps, the half of a layer's matrix or
 the band of its window; "full attention" counts every key, or as many as the window has, for every token. Where d_model
 varies, weights that multiply zeros or write what nothing reads have no effect and no FLOPs; of experts, those count
-that a token is sent to. The JSON is a config again with --config.profile.schedule=file --config.profile.layers=profile.json.
+that a token is sent to. The JSON can be a config's layers again, with --config.profile.schedule=file
+--config.profile.layers=profile.json.
 """
 
 
