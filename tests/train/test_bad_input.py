@@ -15,8 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_documents
-from whole_run import CONFIG, arguments, assert_same_bits, assert_same_end, environment, saved_state, setup_for, tlm
+from whole_run import (
+    CONFIG,
+    arguments,
+    assert_same_bits,
+    assert_same_end,
+    environment,
+    saved_state,
+    setup_for,
+    tlm,
+    write_documents,
+)
 
 from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.cli import main
@@ -339,11 +348,11 @@ def tlm_limited(limit: int, *argv: str) -> subprocess.CompletedProcess[str]:
     ("limit", "every_steps", "told"),
     [
         (100_000, 3, "the checkpoint of step 3 could not be written: "),
-        (2_500, 1000, "metrics.jsonl: cannot be written"),
+        (5_000, 1000, "metrics.jsonl: cannot be written"),  # beyond config.json and profile.json
     ],
 )
 def test_no_room_for_what_a_run_writes(store: Path, tmp_path: Path, limit: int, every_steps: int, told: str):
-    argv = arguments(store, tmp_path / "run", "--config.train.num_steps=6", "--config.log.tensorboard=True")
+    argv = arguments(store, tmp_path / "run", "--config.train.num_steps=24", "--config.log.tensorboard=True")
     argv.append(f"--config.checkpoint.every_steps={every_steps}")
     done = tlm_limited(limit, *argv)
     assert done.returncode == EXIT_BAD_INPUT, done.stderr

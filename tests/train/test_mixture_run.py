@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import write_documents
-from whole_run import arguments, saved_state, setup_for
+from whole_run import arguments, saved_state, setup_for, write_documents
 
 from tlm_jax.cli import main
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE

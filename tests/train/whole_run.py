@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,17 @@ CONFIG = Path(__file__).parent / "configs" / "tiny.py"
 # What depends on when and where a step ran, not on what it computed.
 OF_THE_MOMENT = ("time", "tokens_per_second", "step_seconds", "mfu_causal", "mfu_full", "data_wait_seconds")
 OF_THE_MOMENT += ("memory_bytes",)
+
+WORDS = "the a whale sea ship captain said to and of in was it his old white great deep naïve, end. Oh! café"
+
+
+def write_documents(path: Path, count: int, seed: int = 0) -> Path:
+    """Lines of 1 to 30 words, each to be a document of its own."""
+    chance = random.Random(seed)
+    path.write_text(
+        "".join(" ".join(chance.choices(WORDS.split(), k=chance.randint(1, 30))) + "\n" for _ in range(count))
+    )
+    return path
 
 
 def arguments(store: Path, workdir: Path, *overrides: str) -> list[str]:
