@@ -6,8 +6,7 @@ and that beside the uniform twin, which is one override away:
     tlm profile --config=configs/x_shaped/1b.py
     tlm profile --config=configs/x_shaped/1b.py --compare=:profile.width_schedule=uniform
 
-Training the × awaits the model part: until then `tlm train` ends with one line that says so. The uniform twin trains,
-with --config.profile.width_schedule=uniform.
+`tlm train` takes either; the twin with --config.profile.width_schedule=uniform.
 
 `1b.py:hardware` is the same shape at the same budget for accelerators: heads of 128, as many as a layer's width has,
 every d_model and d_ff a multiple of 128, the weights of its matrices exactly the twin's. `1b.py:tiny` is the paper's
@@ -17,7 +16,7 @@ Parameters: 1,116.0M stored, of which 1,097.2M have an effect (the end layers' m
 coordinates have none); the uniform twin has 1,095.6M. The key/value cache is 10.5 % smaller. Cost, reckoned and not
 measured: 3.36e20 training FLOPs (causal attention), about 236 hours of one H100 at 40 % MFU; the twin 3.4e20.
 
-Expect, once it trains: the paper reports a training loss of 2.890, and 2.926 of the uniform model, one run each.
+Expect: the paper reports a training loss of 2.890, and 2.926 of the uniform model, one run each.
 
 From the paper and its authors' code: depth, widths, heads, SwiGLU, untied embeddings, vocabulary, sequence length
 4096, batches, steps, warm-up, AdamW with its betas, epsilon, decay and clipping, the power law min(1e-2, 4 · batch ·

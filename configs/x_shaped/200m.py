@@ -6,8 +6,7 @@ and that beside the uniform twin, which is one override away:
     tlm profile --config=configs/x_shaped/200m.py
     tlm profile --config=configs/x_shaped/200m.py --compare=:profile.width_schedule=uniform
 
-Training the × awaits the model part: until then `tlm train` ends with one line that says so. The uniform twin trains,
-with --config.profile.width_schedule=uniform.
+`tlm train` takes either; the twin with --config.profile.width_schedule=uniform.
 
 `200m.py:hardware` is the same shape at the same budget for accelerators: heads of 128, as many as a layer's width
 has, every d_model and d_ff a multiple of 128, the weights of its matrices exactly the twin's. `200m.py:tiny` is the
@@ -17,7 +16,7 @@ Parameters: 237.6M stored, of which 233.5M have an effect (the end layers' matri
 coordinates have none); the uniform twin has 233.2M. The key/value cache is 10.0 % smaller. Cost, reckoned and not
 measured: 1.24e19 training FLOPs (causal attention), about 9 hours of one H100 at 40 % MFU; the twin 1.27e19.
 
-Expect, once it trains: the paper reports a training loss of 3.430, and 3.452 of the uniform model, one run each.
+Expect: the paper reports a training loss of 3.430, and 3.452 of the uniform model, one run each.
 
 From the paper and its authors' code: depth, widths, heads, SwiGLU, untied embeddings, vocabulary, sequence length
 4096, batches, steps, warm-up, AdamW with its betas, epsilon, decay and clipping, the power law min(1e-2, 4 · batch ·

@@ -6,8 +6,7 @@ layers are and cost, and that beside the uniform twin, which is one override awa
     tlm profile --config=configs/x_shaped/moe_3b.py
     tlm profile --config=configs/x_shaped/moe_3b.py --compare=:profile.width_schedule=uniform
 
-Training awaits the model part: until then `tlm train` ends with one line that says so, for the uniform twin too,
-since it has experts.
+Training awaits layers of experts: until then `tlm train` ends with one line that says so, for the uniform twin too.
 
 `moe_3b.py:hardware` is the same shape at the same budget for accelerators: heads of 128, as many as a layer's width
 has, every d_model and expert_d_ff a multiple of 128, 22 experts stored as 24 (the two others add 199M), the weights

@@ -44,12 +44,14 @@ class Profile:
         raise_together(problems)
 
     @property
-    def non_embedding_parameters(self) -> int:
-        """All parameters but the token embedding and an untied head: the layers and the final norm's scale.
+    def d_final_norm(self) -> int:
+        """Width of the final norm: it acts before a last layer's coordinates are cut to the embedding's width."""
+        return max(self.layers[-1].d_model, self.d_embedding)
 
-        The final norm acts before the last layer's coordinates are cut to the embedding's width, as the paper's does.
-        """
-        return sum(layer.parameters for layer in self.layers) + max(self.layers[-1].d_model, self.d_embedding)
+    @property
+    def non_embedding_parameters(self) -> int:
+        """All parameters but the token embedding and an untied head: the layers and the final norm's scale."""
+        return sum(layer.parameters for layer in self.layers) + self.d_final_norm
 
     @property
     def parameters(self) -> int:

@@ -1,6 +1,7 @@
 """The decoder built from a Profile.
 
-B batch, T time, D d_model, V vocabulary, S cached time, N layers of a stacked run.
+B batch, T time, D a layer's d_model and at the end that of the embedding, V vocabulary, S cached time, N layers of a
+stacked run.
 
 Runs of equal neighbouring layers are stored stacked and scanned, so that a model compiles in the number of distinct
 runs; what is stored where is a pure function of the Profile (`layout`).
@@ -24,6 +25,7 @@ from tlm_jax.model.layers import RMSNorm, embed, parameter, soft_capped
 from tlm_jax.model.loss import LossSums, loss_sums
 from tlm_jax.model.remat import remat
 from tlm_jax.model.settings import ModelSettings, exact_products
+from tlm_jax.model.stream import Stream, resized
 from tlm_jax.parallel.rules import pin_batch
 
 # Folded into the key in the place of a layer's number, so that it depends on no depth.
@@ -101,18 +103,22 @@ class Decoder(nnx.Module):
         )
         for run in self.runs:
             setattr(self, run.name, _create(run, key, settings, depth))
-        self.final_norm = RMSNorm(outside, profile.layers[-1].d_model, settings.norm_epsilon)
+        self.final_norm = RMSNorm(outside, profile.d_final_norm, settings.norm_epsilon)
         if not profile.tied_embeddings:
             self.head = parameter(outside, "head", (width, profile.vocab_size), ("embed", "vocabulary"), deviation)
 
     def hidden(
         self, tokens_BT: jax.Array, at: Positions, cache: dict[str, LayerCache] | None = None
     ) -> tuple[jax.Array, dict[str, LayerCache]]:
-        """Final hidden states [B, T, D] in the compute dtype, normalised; and the updated cache (empty without one)."""
+        """Final hidden states [B, T, D] in the compute dtype, normalised; and the updated cache (empty without one).
+
+        D is the embedding's width. The final norm sees all of a wider last layer, before its columns are cut to that.
+        """
         with exact_products(self.settings):
-            x_BTD = pin_batch(embed(self.embedding[...], tokens_BT, self.settings.dtype))
+            stream = Stream(pin_batch(embed(self.embedding[...], tokens_BT, self.settings.dtype)))
             updated: dict[str, LayerCache] = {}
             for run in self.runs:
+                x_BTD, parked = resized(stream, run.shape.d_model)
                 block_definition, weights = nnx.split(getattr(self, run.name))
 
                 def apply(
@@ -130,7 +136,9 @@ class Decoder(nnx.Module):
                     x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
                 if run_cache is not None:
                     updated[run.name] = run_cache
-        return pin_batch(self.final_norm(x_BTD)), updated
+                stream = Stream(x_BTD, parked)
+        normal = Stream(self.final_norm(resized(stream, self.profile.d_final_norm).x_BTD))
+        return pin_batch(resized(normal, self.profile.d_embedding).x_BTD), updated
 
     def output_table(self) -> jax.Array:
         """The output embedding [V, D], float32."""

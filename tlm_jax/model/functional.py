@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from tlm_jax.capacity.profile import Profile
-from tlm_jax.errors import UserError, raise_together
+from tlm_jax.errors import UserError
 from tlm_jax.model.decoder import Decoder
 from tlm_jax.model.settings import ModelSettings
 
@@ -52,16 +52,9 @@ class FunctionalDecoder:
 
 
 def _check_layers(profile: Profile) -> None:
-    widths = [layer.d_model for layer in profile.layers]
-    problems = []
-    if set(widths) != {profile.d_embedding}:
-        what = f"d_model varies with depth, from {min(widths)} to {max(widths)}, and the model cannot run that yet"
-        mend = "`tlm profile` shows it; train its uniform twin with --config.profile.width_schedule=uniform"
-        problems.append(UserError(what, where="profile", mend=mend))
     if any(layer.num_experts for layer in profile.layers):
         mend = "`tlm profile` shows them; to train, set --config.profile.num_experts=0"
-        problems.append(UserError("the model cannot run layers of experts yet", where="profile", mend=mend))
-    raise_together(problems)
+        raise UserError("the model cannot run layers of experts yet", where="profile", mend=mend)
 
 
 def _map_variables(state: Any, function: Any) -> Any:
