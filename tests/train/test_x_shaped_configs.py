@@ -1,4 +1,4 @@
-"""The ×-shaped configs: recipe and headers; they build, and what the model cannot run is told before anything is made."""
+"""The ×-shaped configs: recipe, headers, that they build; what cannot run is told before anything is made."""
 
 from __future__ import annotations
 
