@@ -93,6 +93,16 @@ def default_config() -> ConfigDict:
     c.model.remat = "none"  # from everything to its input alone; see tlm_jax/model/remat.py
     c.model.loss_chunk_tokens = 1024  # tokens per device whose logits exist at one time
     c.model.init_scale = 1.0  # multiplies every initial standard deviation
+    # Standard deviation of a layer's matrices; 0: 1 / sqrt(inputs summed over). A layer whose d_model is not the
+    c.model.init_deviation = 0.0  # embedding's takes it times (embedding's / its own)^init_width_power
+    c.model.init_width_power = 0.5  # with init_deviation; 0.5: the variance goes with 1 / d_model
+    c.model.init_depth_scaling = True  # wo and w_down are divided by sqrt(2 · num_layers)
+    c.model.embedding_init_deviation = 0.0  # of the embedding and an untied output projection; 0: 1 / sqrt(d_model)
+    c.model.embedding_multiplier = 1.0  # embeddings times this enter the first layer (muP)
+    c.model.residual_multiplier = 1.0  # what attention and MLP add to the residual stream is multiplied by it (muP)
+    c.model.logits_multiplier = 1.0  # the vocabulary's logits are, before their soft-cap (muP)
+    # What attention's logits are multiplied by: inverse_sqrt (1 / sqrt(head_dim)) | inverse (1 / head_dim, muP)
+    c.model.attention_scale = "inverse_sqrt"
 
     c.data = ConfigDict()
     c.data.store = ""  # a token store made by `tlm prepare` or `tlm adopt`

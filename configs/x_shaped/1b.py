@@ -20,10 +20,10 @@ Expect: the paper reports a training loss of 2.890, and 2.926 of the uniform mod
 
 From the paper and its authors' code: depth, widths, heads, SwiGLU, untied embeddings, vocabulary, sequence length
 4096, batches, steps, warm-up, AdamW with its betas, epsilon, decay and clipping, the power law min(1e-2, 4 · batch ·
-tokens^-0.566), an eighth of that rate for the layers' matrices, no decay of norm scales. Ours: seeds, the corpus,
-attention inside documents only, the hardware variant. Not there yet: the other multipliers of muP (embedding 12,
-residual branches 0.22, logits 1/8, attention 1/head_dim), the initialisation. `tlm prepare` gives cl100k_base 100,277
-ids, the paper 100,263: with such a store, --config.model.vocab_size=100277.
+tokens^-0.566), an eighth of that rate for the layers' matrices, no decay of norm scales, muP's multipliers (embedding
+12, residual branches 0.22, logits 1/8, attention 1/head_dim), the initialisation. Ours: seeds, the corpus, attention
+inside documents only, the hardware variant. `tlm prepare` gives cl100k_base 100,277 ids, the paper 100,263: with such
+a store, --config.model.vocab_size=100277.
 """
 
 from ml_collections import ConfigDict
@@ -52,6 +52,14 @@ def get_config(variant: str = "paper") -> ConfigDict:
 
     c.model.vocab_size = 100263  # cl100k_base
     c.model.tied_embeddings = False
+    c.model.init_deviation = 0.1 / 8**0.5  # in layers as wide as the embedding; the variance goes with 1 / d_model
+    c.model.init_width_power = 0.5
+    c.model.init_depth_scaling = True
+    c.model.embedding_init_deviation = 0.1
+    c.model.embedding_multiplier = 12.0
+    c.model.residual_multiplier = 0.22
+    c.model.logits_multiplier = 1 / 8
+    c.model.attention_scale = "inverse"
     c.model.remat = "full"
 
     c.data.sequence_length = 4096

@@ -16,6 +16,7 @@ from tlm_jax.errors import UserError
 from tlm_jax.model import attention_kernels
 from tlm_jax.model.attention import Attention, empty_cache
 from tlm_jax.model.attention_kernels import KERNELS, choose
+from tlm_jax.model.initial import Deviations
 from tlm_jax.model.settings import settings_from_config
 
 
@@ -167,7 +168,7 @@ def test_tokens_one_by_one_are_the_same_with_every_platforms_cache(window):
     outputs = {}
     for platform in ("cpu", "tpu"):
         settings = settings_from_config(config, platform)
-        layer = Attention(jax.random.key(0), shape, settings, 1)
+        layer = Attention(jax.random.key(0), shape, settings, Deviations(0.2, 0.1, 0.1))
         cache = empty_cache(shape, settings, 3, 7)
         outputs[platform] = []
         for i in range(7):

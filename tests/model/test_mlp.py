@@ -8,6 +8,7 @@ import pytest
 
 from tlm_jax.capacity.shape import MLPS, LayerShape
 from tlm_jax.config import default_config
+from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import MATRICES
 from tlm_jax.model.mlp import MLP
 from tlm_jax.model.settings import settings_from_config
@@ -30,7 +31,7 @@ DEFINITIONS = {
 
 def weights_and_output(mlp: str):
     shape = LayerShape(d_model=D, d_ff=F, num_heads=2, num_kv_heads=2, head_dim=8, mlp=mlp)
-    module = MLP(jax.random.key(3), shape, settings_from_config(default_config(), "cpu"), depth=1)
+    module = MLP(jax.random.key(3), shape, settings_from_config(default_config(), "cpu"), Deviations(0.2, 0.1, 0.1))
     names = [name for name in ("w_gate", "w_up", "w_down") if hasattr(module, name)]
     x = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32) * 2
     return shape, {name: np.asarray(getattr(module, name)[...]) for name in names}, x, np.asarray(module(x))

@@ -12,6 +12,8 @@ from tlm_jax.capacity import profile_from_config
 from tlm_jax.cli import main
 from tlm_jax.config import load_config
 from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, UserError
+from tlm_jax.model.initial import deviations, embedding_deviation
+from tlm_jax.model.settings import settings_from_config
 from tlm_jax.train.loop import train
 from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.setup import build
@@ -45,6 +47,23 @@ def test_learning_rates_and_tokens_are_those_of_the_paper(size: str, peak: float
     tokens = config.train.global_batch_size * config.data.sequence_length
     assert tokens == 524288 * {"200m": 1, "500m": 2, "1b": 4}.get(size, 8)
     assert round(tokens * steps / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_multipliers_and_initialisation_are_those_of_the_paper(size: str):
+    config = load_config(path_of(size))
+    m, profile = config.model, profile_from_config(config)
+    settings = settings_from_config(config, "cpu")
+    assert (m.embedding_multiplier, m.residual_multiplier, m.logits_multiplier) == (12, 0.22, 0.125)
+    assert (m.attention_scale, m.tied_embeddings, m.norm_epsilon, m.rope_theta) == ("inverse", False, 1e-5, 10000)
+    assert embedding_deviation(settings, profile) == 0.1
+    for layer in profile.layers:
+        base = 0.1 / 8**0.5 * (profile.d_embedding / layer.d_model) ** 0.5
+        added = base / (2 * len(profile.layers)) ** 0.5
+        assert deviations(layer, settings, profile) == pytest.approx((base, added, added))
+    rates = {g["match"]: g["learning_rate_multiplier"] for g in config.train.groups}
+    assert [rate for match, rate in rates.items() if re.search(match, "layers.attention.wq")] == [1 / 8]
+    assert not any(re.search(match, name) for match in rates for name in ("embedding", "head", "final_norm.scale"))
 
 
 @pytest.mark.parametrize("size", SIZES)

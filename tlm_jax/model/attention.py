@@ -6,7 +6,6 @@ K head_dim. N is the axes B, G of a cache, on CPU one axis of B · G.
 
 from __future__ import annotations
 
-import math
 from typing import TypedDict
 
 import jax
@@ -17,8 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model import attention_kernels, remat
+from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import RMSNorm, parameter
-from tlm_jax.model.settings import ModelSettings
+from tlm_jax.model.settings import ATTENTION_SCALES, ModelSettings
 
 
 class Slots(TypedDict):
@@ -122,10 +122,9 @@ class Attention(nnx.Module):
     itself and the `window - 1` tokens before it (Beltagy et al. 2020, arXiv 2004.05150).
     """
 
-    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
+    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, deviations: Deviations) -> None:
         D, H, G, K = shape.d_model, shape.num_heads, shape.num_kv_heads, shape.head_dim
-        into = settings.init_scale / math.sqrt(D)
-        out = settings.init_scale / math.sqrt(H * K) / math.sqrt(2 * depth)
+        into, out = deviations.into, deviations.attention_out
         self.wq = parameter(key, "wq", (D, H, K), ("embed", "heads", None), into)
         self.wk = parameter(key, "wk", (D, G, K), ("embed", "kv_heads", None), into)
         self.wv = parameter(key, "wv", (D, G, K), ("embed", "kv_heads", None), into)
@@ -145,7 +144,8 @@ class Attention(nnx.Module):
         )
         if self.shape.qk_norm:
             q_BHTK, k_BGTK = self.q_norm(q_BHTK), self.k_norm(k_BGTK)
-        q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * self.shape.head_dim**-0.5
+        scale = self.shape.head_dim ** ATTENTION_SCALES[self.settings.attention_scale]
+        q_BHTK = rotate(q_BHTK, at["positions"], self.settings.rope_theta) * scale
         k_BGTK = rotate(k_BGTK, at["positions"], self.settings.rope_theta)
         slots = at["slots"]
         assert (cache is None) == (slots is None)

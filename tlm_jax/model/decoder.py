@@ -9,7 +9,6 @@ runs; what is stored where is a pure function of the Profile (`layout`).
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, NamedTuple
 
@@ -21,7 +20,8 @@ from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.shape import LayerShape
 from tlm_jax.model.attention import LayerCache, Positions, empty_cache
 from tlm_jax.model.block import Block
-from tlm_jax.model.layers import RMSNorm, embed, parameter, soft_capped
+from tlm_jax.model.initial import deviations, embedding_deviation
+from tlm_jax.model.layers import RMSNorm, embed, multiplied, parameter, soft_capped
 from tlm_jax.model.loss import LossSums, loss_sums
 from tlm_jax.model.remat import remat
 from tlm_jax.model.settings import ModelSettings, exact_products
@@ -71,13 +71,14 @@ def layers_of(name: str) -> range | None:
     return range(int(named[2]), int(named[3]) + 1)
 
 
-def _create(run: Run, key: jax.Array, settings: ModelSettings, depth: int) -> Block:
+def _create(run: Run, key: jax.Array, settings: ModelSettings, profile: Profile) -> Block:
     """One run's block, its leaves stacked over layers when the run is."""
+    of_matrices = deviations(run.shape, settings, profile)
     if not run.stacked:
-        return Block(key, run.start, run.shape, settings, depth)
+        return Block(key, run.start, run.shape, settings, of_matrices)
 
     def create(layer: jax.Array) -> Block:
-        return Block(key, layer, run.shape, settings, depth)
+        return Block(key, layer, run.shape, settings, of_matrices)
 
     build = nnx.vmap(create, in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
     return build(jnp.arange(run.start, run.start + run.length))
@@ -95,14 +96,13 @@ class Decoder(nnx.Module):
     def __init__(self, profile: Profile, settings: ModelSettings, key: jax.Array) -> None:
         self.profile, self.settings = profile, settings
         self.runs = layout(profile, settings.layer_stacking)
-        depth, width = len(profile.layers), profile.d_embedding
+        width, deviation = profile.d_embedding, embedding_deviation(settings, profile)
         outside = jax.random.fold_in(key, OUTSIDE_LAYERS)
-        deviation = settings.init_scale / math.sqrt(width)
         self.embedding = parameter(
             outside, "embedding", (profile.vocab_size, width), ("vocabulary", "embed"), deviation
         )
         for run in self.runs:
-            setattr(self, run.name, _create(run, key, settings, depth))
+            setattr(self, run.name, _create(run, key, settings, profile))
         self.final_norm = RMSNorm(outside, profile.d_final_norm, settings.norm_epsilon)
         if not profile.tied_embeddings:
             self.head = parameter(outside, "head", (width, profile.vocab_size), ("embed", "vocabulary"), deviation)
@@ -115,7 +115,8 @@ class Decoder(nnx.Module):
         D is the embedding's width. The final norm sees all of a wider last layer, before its columns are cut to that.
         """
         with exact_products(self.settings):
-            stream = Stream(pin_batch(embed(self.embedding[...], tokens_BT, self.settings.dtype)))
+            x_BTD = embed(self.embedding[...], tokens_BT, self.settings.dtype)
+            stream = Stream(pin_batch(multiplied(x_BTD, self.settings.embedding_multiplier)))
             updated: dict[str, LayerCache] = {}
             for run in self.runs:
                 x_BTD, parked = resized(stream, run.shape.d_model)
@@ -147,6 +148,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """float32 logits [B, T, V]: for sampling and tests; training uses `loss_sums`."""
         table_VD = self.output_table().astype(hidden_BTD.dtype)
+        hidden_BTD = multiplied(hidden_BTD, self.settings.logits_multiplier)
         with exact_products(self.settings):
             logits_BTV = jnp.einsum("BTD,VD->BTV", hidden_BTD, table_VD, preferred_element_type=jnp.float32)
         return soft_capped(logits_BTV, self.settings.final_soft_cap)
@@ -165,7 +167,7 @@ class Decoder(nnx.Module):
         hidden_BTD, _ = self.hidden(inputs_BT, self.at(positions_BT, segment_ids_BT))
         with exact_products(self.settings):
             return loss_sums(
-                hidden_BTD,
+                multiplied(hidden_BTD, self.settings.logits_multiplier),
                 self.output_table(),
                 targets_BT,
                 mask_BT,

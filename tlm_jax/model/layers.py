@@ -65,6 +65,11 @@ class RMSNorm(nnx.Module):
         return (x32_BTD * inverse_BT1 * self.scale[...]).astype(x_BTD.dtype)
 
 
+def multiplied(x: jax.Array, multiplier: float) -> jax.Array:
+    """`multiplier * x`, one of the constants of muP (Yang et al. 2022, arXiv 2203.03466); 1 leaves no trace."""
+    return x if multiplier == 1 else multiplier * x
+
+
 def soft_capped(logits: jax.Array, cap: float) -> jax.Array:
     """`cap * tanh(logits / cap)`, inside (-cap, cap) (Gemma 2, arXiv 2408.00118, section 2); 0 changes nothing."""
     return cap * jnp.tanh(logits / cap) if cap else logits

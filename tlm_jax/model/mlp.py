@@ -5,7 +5,6 @@ B batch, T time, D this layer's d_model, F this layer's d_ff.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
@@ -14,6 +13,7 @@ from flax import nnx
 
 from tlm_jax.capacity.shape import GATED_MLPS, LayerShape
 from tlm_jax.kernels.gated_mlp import Activation, gated_mlp, plain_mlp
+from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import parameter
 from tlm_jax.model.settings import ModelSettings
 
@@ -33,10 +33,9 @@ ACTIVATIONS: dict[str, Activation] = {
 class MLP(nnx.Module):
     """The MLP of this layer's kind and d_ff; a plain one has no gate weight."""
 
-    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, depth: int) -> None:
+    def __init__(self, key: jax.Array, shape: LayerShape, settings: ModelSettings, deviations: Deviations) -> None:
         D, F = shape.d_model, shape.d_ff
-        into = settings.init_scale / math.sqrt(D)
-        out = settings.init_scale / math.sqrt(F) / math.sqrt(2 * depth)
+        into, out = deviations.into, deviations.mlp_out
         self.gated = shape.mlp in GATED_MLPS
         if self.gated:
             self.w_gate = parameter(key, "w_gate", (D, F), ("embed", "mlp"), into)

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from tlm_jax.config import default_config
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES
 from tlm_jax.parallel.devices import all_devices
 
 LAYER_STACKING = ("auto", "unrolled")
+# What queries are multiplied by: head_dim to this power. `inverse` is muP's (Yang et al. 2022, arXiv 2203.03466).
+ATTENTION_SCALES = {"inverse_sqrt": -0.5, "inverse": -1.0}
 COMPUTE_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -32,6 +35,14 @@ class ModelSettings:
     remat: str
     loss_chunk_tokens: int
     init_scale: float
+    init_deviation: float
+    init_width_power: float
+    init_depth_scaling: bool
+    embedding_init_deviation: float
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_multiplier: float
+    attention_scale: str
     attention_soft_cap: float
     final_soft_cap: float
 
@@ -62,15 +73,22 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         ("compute_dtype", dtype, ("auto", *COMPUTE_DTYPES)),
         ("remat", m.remat, POLICIES),
         ("layer_stacking", m.layer_stacking, LAYER_STACKING),
+        ("attention_scale", m.attention_scale, tuple(ATTENTION_SCALES)),
     ):
         if value not in choices:
             problems.append(UserError(f"{value!r} is not one of {', '.join(choices)}", where=f"config.model.{key}"))
-    for key in ("rope_theta", "norm_epsilon", "loss_chunk_tokens", "init_scale"):
+    multipliers = ("embedding_multiplier", "residual_multiplier", "logits_multiplier")
+    for key in ("rope_theta", "norm_epsilon", "loss_chunk_tokens", "init_scale", *multipliers):
         if not 0 < m[key] < math.inf:
             problems.append(UserError(f"must be above 0, not {m[key]}", where=f"config.model.{key}"))
-    for key in ("attention_soft_cap", "final_soft_cap"):
+    for key in ("attention_soft_cap", "final_soft_cap", "init_deviation", "embedding_init_deviation"):
         if not 0 <= m[key] < math.inf:
             problems.append(UserError(f"must be 0 or above, not {m[key]}", where=f"config.model.{key}"))
+    if not math.isfinite(m.init_width_power):
+        problems.append(UserError(f"must be finite, not {m.init_width_power}", where="config.model.init_width_power"))
+    elif not m.init_deviation and m.init_width_power != default_config().model.init_width_power:
+        what, mend = "is read with init_deviation only, which is 0", "set config.model.init_deviation, such as 0.02"
+        problems.append(UserError(what, where="config.model.init_width_power", mend=mend))
     offloads = m.remat in NAMED_POLICIES and NAMED_POLICIES[m.remat].offloaded
     if offloads and platform not in OFFLOADING_PLATFORMS:
         where, mend = "config.model.remat", "take minimal, which keeps the same values on the device"
@@ -87,6 +105,14 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         remat=m.remat,
         loss_chunk_tokens=m.loss_chunk_tokens,
         init_scale=m.init_scale,
+        init_deviation=m.init_deviation,
+        init_width_power=m.init_width_power,
+        init_depth_scaling=m.init_depth_scaling,
+        embedding_init_deviation=m.embedding_init_deviation,
+        embedding_multiplier=m.embedding_multiplier,
+        residual_multiplier=m.residual_multiplier,
+        logits_multiplier=m.logits_multiplier,
+        attention_scale=m.attention_scale,
         attention_soft_cap=m.attention_soft_cap,
         final_soft_cap=m.final_soft_cap,
     )
