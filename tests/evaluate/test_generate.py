@@ -35,6 +35,15 @@ PROFILE = Profile(
     VOCAB,
     32,
 )
+# Falls below the embedding's width, stays, and grows beyond every width before; heads in proportion, then of their own.
+X_SHAPED = Profile(
+    tuple(
+        LayerShape(d_model=width, d_ff=2 * width, num_heads=heads, num_kv_heads=heads, head_dim=head_dim)
+        for width, heads, head_dim in ((24, 2, 12), (16, 2, 8), (16, 2, 8), (40, 3, 10), (36, 2, 18))
+    ),
+    VOCAB,
+    32,
+)
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(0.9, 40, 0.95)
 PROMPTS = ["", "a", "The quick brown fox jumps", "to be or not to be, that is the question: whether"]
 NEW = 12
@@ -42,7 +51,7 @@ NEW = 12
 
 def make_model(profile=PROFILE, **keys):
     config = default_config()
-    config.model.update(init_scale=2.5, **keys)  # far from uniform predictions
+    config.model.update({"init_scale": 2.5, **keys})  # far from uniform predictions
     return FunctionalDecoder(profile, settings_from_config(config, "cpu"))
 
 
@@ -62,6 +71,7 @@ OPTIONS = {
     "windows": make_model(with_all((5, 52, 1))),
     "soft-caps": make_model(attention_soft_cap=1.0, final_soft_cap=2.0),
     "QK-norm": make_model(with_all((0, 0, 0), qk_norm=True)),
+    "x-shaped": make_model(X_SHAPED, init_scale=1.5),
     "all": make_model(
         with_all((7, 7, 0), qk_norm=True, mlp="squared_relu"), attention_soft_cap=1.0, final_soft_cap=2.0
     ),
@@ -152,8 +162,9 @@ def test_decoding_equals_the_whole_forward_with_every_option(name):
             first = end
 
 
-def test_generation_with_every_option_equals_the_uncached_forward():
-    model = OPTIONS["all"]
+@pytest.mark.parametrize("name", ["all", "x-shaped"])
+def test_generation_equals_the_uncached_forward(name):
+    model = OPTIONS[name]
     parameters = jax.jit(model.init)(jax.random.key(7))
     longest = max(map(len, ENCODED))
     generator = Generator(model, parameters, TOKENIZER, GREEDY, batch_size=4, prompt_tokens=longest, max_new_tokens=NEW)
@@ -215,6 +226,20 @@ def test_a_decoding_step_on_cpu_copies_no_cache(rows):
     assert not [line for line in compiled.splitlines() if " copy(" in line and any(shape in line for shape in shapes)]
     short = [prompt for prompt in ENCODED if len(prompt) <= 16][:rows]
     assert (stream(generator, short) == stream(make_generator(), short)).all()
+
+
+def test_the_cache_of_varying_widths_is_each_layers_own_and_its_bytes_are_told():
+    model = OPTIONS["x-shaped"]
+    state = {"batch_size": 3, "prompt_tokens": 10, "max_new_tokens": NEW}
+    generator = Generator(model, jax.jit(model.init)(jax.random.key(7)), TOKENIZER, GREEDY, **state)
+    cache = init_cache(model.profile, model.settings, 3, generator.cache_slots)
+    assert {name: layer["v"].shape for name, layer in cache.items()} == {
+        "layer_0": (3 * 2, 16 + NEW, 12),
+        "layers_1_to_2": (2, 3 * 2, 16 + NEW, 8),
+        "layer_3": (3 * 3, 16 + NEW, 10),
+        "layer_4": (3 * 2, 16 + NEW, 18),
+    }
+    assert generator.cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
 
 
 def test_the_cache_is_sized_by_layer():

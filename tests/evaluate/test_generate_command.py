@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +51,17 @@ def test_json_lines_in_a_file(run, greedy, capsys, tmp_path):
     prompts.write_text('{"prompt": "two\\nlines"}\n{"prompt": ""}\n')
     asked = (f"--checkpoint={run.workdir}", "--prompt=a whale", f"--prompts-file={prompts}", f"--output={output}")
     assert generate(*asked, "--temperature=0", "--max-new-tokens=8") == 0
-    assert capsys.readouterr().out == ""
+    captured = capsys.readouterr()
+    assert captured.out == ""
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert [record["prompt"] for record in records] == ["a whale", "two\nlines", ""]
     assert records[0]["completion"] == greedy
     assert {record["step"] for record in records} == {30}
+    (each,) = {record["kv_cache_bytes"] for record in records}
+    assert each == run.model.profile.kv_cache_bytes(16 + 8, bytes_per_value=4)  # prompts take a block of 16
+    told = r"key/value cache: ([\d,]+) bytes for (\d+) prompts of up to 24 tokens, new ones included"
+    total, rows = re.search(told, captured.err).groups()
+    assert int(total.replace(",", "")) == int(rows) * each
     assert all(record["finish_reason"] in ("length", "end") for record in records)
 
     def draw(seed):

@@ -94,8 +94,16 @@ class Generator:
         ends = {tokenizer.eos_id} if tokenizer.marks_documents else set()
         drawable_V[sorted({tokenizer.bos_id, tokenizer.pad_id} - ends)] = False
         self._drawable_V = drawable_V
+        self.cache_slots = self._prompt_slots + max_new_tokens
         self.prefill = jax.jit(self._prefill)
         self.decode = jax.jit(self._decode, donate_argnums=1)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of a whole batch, each layer's at its own width."""
+        settings, length = self._model.settings, self.cache_slots
+        per_row = self._model.profile.kv_cache_bytes(length, bytes_per_value=settings.dtype.itemsize)
+        return self.batch_size * per_row
 
     def stream(self, prompts: Sequence[Sequence[int]], keys: jax.Array) -> Iterator[np.ndarray]:
         """Yields the next token of every prompt, int32 [len(prompts)], up to `max_new_tokens` times.
@@ -132,7 +140,7 @@ class Generator:
         positions_BP = jnp.maximum(jnp.arange(P) - padding_B1, 0)
         segment_ids_BP = (jnp.arange(P) >= padding_B1).astype(jnp.int32)
         segment_ids_BS = jnp.pad(segment_ids_BP, ((0, 0), (0, self._max_new_tokens)))
-        cache = init_cache(self._model.profile, self._model.settings, B, P + self._max_new_tokens)
+        cache = init_cache(self._model.profile, self._model.settings, B, self.cache_slots)
         hidden_BPD, cache = model.hidden(
             tokens_BP,
             {

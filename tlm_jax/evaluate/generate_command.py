@@ -108,11 +108,14 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     with jax.set_mesh(mesh):
         completions = complete(generator, encoded, source.tokenizer, seed=args.seed, stop=args.stop, on_text=shown.hear)
     if args.output:
-        records = [_record(*pair, source, args) for pair in zip(prompts, completions, strict=True)]
+        bytes_each = generator.cache_bytes // generator.batch_size
+        records = [_record(*pair, source, args, bytes_each) for pair in zip(prompts, completions, strict=True)]
         write_result(args.output, _to_json(records, lines=_is_json_lines(args.output)))
         print(f"{counted(len(completions), 'completion')} in {args.output}", file=sys.stderr)
     else:
         shown.rest(completions)
+    batch = f"{counted(generator.batch_size, 'prompt')} of up to {generator.cache_slots:,} tokens, new ones included"
+    print(f"key/value cache: {generator.cache_bytes:,} bytes for {batch}", file=sys.stderr)
     return EXIT_COMPLETE
 
 
@@ -173,7 +176,9 @@ def _to_json(records: Sequence[dict[str, Any]], lines: bool) -> str:
     return json.dumps(records, ensure_ascii=False, indent=1) + "\n"
 
 
-def _record(prompt: str, completion: Completion, source: Checkpointed, args: argparse.Namespace) -> dict[str, Any]:
+def _record(
+    prompt: str, completion: Completion, source: Checkpointed, args: argparse.Namespace, kv_cache_bytes: int
+) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "completion": completion.text,
@@ -185,6 +190,7 @@ def _record(prompt: str, completion: Completion, source: Checkpointed, args: arg
         "top_k": args.top_k,
         "top_p": args.top_p,
         "seed": args.seed,
+        "kv_cache_bytes": kv_cache_bytes,
     }
 
 
