@@ -59,7 +59,7 @@ def test_the_kernel_of_a_tpu_is_for_tpus_and_interpreted_on_a_cpu():
     config = default_config()
     config.model.mlp_kernel = "pallas_tpu"
     assert settings_from_config(config, "tpu").mlp_kernel == settings_from_config(config, "cpu").mlp_kernel
-    with pytest.raises(UserError, match="config.model.mlp_kernel: pallas_tpu does not run on gpu; set it to auto"):
+    with pytest.raises(UserError, match=r"config.model.mlp_kernel: pallas_tpu does not run on gpu; set it to auto"):
         settings_from_config(config, "gpu")
     config.model.mlp_kernel = "fused"
     with pytest.raises(UserError, match="'fused' is not one of auto, plain, pallas_tpu"):
