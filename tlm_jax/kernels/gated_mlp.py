@@ -33,7 +33,9 @@ class Placement:
     d_ff: str | None = None
 
 
-def implementation_for(platform: str, requested: str, tokens: int, d_model: int, d_ff: int, itemsize: int) -> str:
+def implementation_for(
+    platform: str, requested: str, tokens: int, d_model: int, d_ff: int, itemsize: int, generation: str | None = None
+) -> str:
     """What computes a gated MLP: a name of `IMPLEMENTATIONS`.
 
     Args:
@@ -43,13 +45,14 @@ def implementation_for(platform: str, requested: str, tokens: int, d_model: int,
       d_model: D.
       d_ff: F.
       itemsize: bytes of an element.
+      generation: of TPU, where it is known: a key of `gated_mlp_tiles.VMEM_BYTES`.
 
     By itself a TPU takes its kernel wherever a tile fits and there are tokens enough, all other platforms the plain
     products.
     """
     if requested != "auto":
         return requested
-    serves = platform == "tpu" and tokens >= KERNEL_TOKENS and choose(tokens, d_model, d_ff, itemsize)
+    serves = platform == "tpu" and tokens >= KERNEL_TOKENS and choose(tokens, d_model, d_ff, itemsize, generation)
     return "pallas_tpu" if serves else "plain"
 
 
@@ -99,6 +102,7 @@ def gated_mlp(
     keeps: bool = False,
     placement: Placement | None = None,
     tiles: Tiles | None = None,
+    generation: str | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """`(activation(x @ w_gate) * (x @ w_up)) @ w_down`, SwiGLU by default (Shazeer 2020, arXiv 2002.05202).
@@ -114,7 +118,8 @@ def gated_mlp(
       keeps: of the kernels: the backward pass has gate and up from the forward pass, named for `jax.checkpoint` as the
         plain products are, instead of making them again from x; without it only x and the weights are kept.
       placement: of the kernels on a mesh; None: nothing is cut.
-      tiles: of the kernels; None: `gated_mlp_tiles.choose`.
+      tiles: of the kernels; None: `gated_mlp_tiles.choose` for the generation.
+      generation: of TPU; None: tiles that fit v5e and all later ones.
       interpret: of the kernels: run without a TPU, as in `pallas_call`.
 
     Returns:
@@ -132,7 +137,7 @@ def gated_mlp(
     x_ND = x_BTD.reshape(-1, D)
     sizes = jax.sharding.get_abstract_mesh().shape
     N = x_ND.shape[0] // math.prod(sizes[axis] for axis in placement.tokens)
-    tiles = tiles or choose(N, D, F // sizes.get(placement.d_ff, 1), x_ND.dtype.itemsize)
+    tiles = tiles or choose(N, D, F // sizes.get(placement.d_ff, 1), x_ND.dtype.itemsize, generation)
     if tiles is None:
         raise ValueError(f"no tile of d_model {D} and d_ff {F} fits into the kernel's memory")
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]

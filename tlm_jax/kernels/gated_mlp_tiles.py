@@ -12,33 +12,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-# By TPU generation: VMEM a core, peak bfloat16 FLOP/s and HBM bytes/s a chip (cloud.google.com/tpu/docs, jax's own
-# pltpu.get_tpu_info). v4's VMEM is too small for what follows; see `choose`.
+# By TPU generation: VMEM of a core (jax's own
+# pltpu.get_tpu_info). v4's is too small for many shapes.
 VMEM_BYTES = {"v4": 16 << 20, "v5e": 128 << 20, "v5p": 64 << 20, "v6e": 128 << 20, "tpu7x": 64 << 20}
-LARGEST_BALANCE = 560  # FLOPs a byte: v6e's 918e12 / 1.64e12, the most demanding; tiles that serve it serve the others
-_STEP_FLOPS = 6e8  # what starting a grid step costs, as FLOPs of v6e: about 1,100 cycles of initialising and flushing
+DEVICE_KINDS = {
+    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "tpu7x",
+}  # fmt: skip
+# The model is of v6e, the most demanding: tiles that serve it serve the others.
+BALANCE = 560  # FLOPs in the time of a byte: 918e12 / 1.64e12
+SUM_FLOPS = 333  # FLOPs in the time that adding to one float32 of a sum takes, by the static schedules of several tiles
+MATRIX_UNIT = 256  # columns, of which a product with fewer takes as long
 
 TOKENS = (2048, 1024, 512, 256, 128)
-COLUMNS = (1024, 768, 640, 512, 384, 256, 128)
+COLUMNS = (1024, 768, 512, 256)  # larger ones gain little, and take minutes to compile
 
 
 @dataclass(frozen=True)
 class Tiles:
     """(bn, bf) of each kernel, and the VMEM that the compiler may use for one.
 
-    A size is the whole axis, or a multiple of 128 columns and of 16 tokens.
+    A size is the whole axis, or a multiple of 256 columns and of 128 tokens.
     """
 
     forward: tuple[int, int]
     backward_tokens: tuple[int, int]
     backward_weights: tuple[int, int]
     vmem_bytes: int
-
-
-def _whole(size: int, tile: int, multiple: int) -> int:
-    """The columns or tokens that are computed, tails rounded up to what the matrix units take."""
-    full, tail = divmod(size, tile)
-    return full * math.ceil(tile / multiple) * multiple + math.ceil(tail / multiple) * multiple
 
 
 def _forward_vmem(bn: int, bf: int, D: int, size: int) -> int:
@@ -56,21 +56,24 @@ def _backward_weights_vmem(bn: int, bf: int, D: int, size: int) -> int:
     return 3 * D * bf * (4 + 2 * size) + bn * D * 5 * size + 7 * bn * bf * size
 
 
-def _cost(N: int, D: int, F: int, tile: tuple[int, int], size: int, passes: int, streamed: float) -> float:
-    """Time in FLOPs of the most demanding generation: the longer of computing and moving, and the steps' own."""
-    bn, bf = tile
-    computed = passes * _whole(N, bn, 8) * D * _whole(F, bf, 128)
-    return max(computed, streamed * size * LARGEST_BALANCE) + math.ceil(N / bn) * math.ceil(F / bf) * _STEP_FLOPS / 8
-
-
 def _best(
-    N: int, D: int, F: int, size: int, budget: int, passes: int,
-    vmem: Callable[[int, int, int, int], int], streamed: Callable[[int, int], float],
+    N: int, D: int, F: int, size: int, budget: int, products: int,
+    vmem: Callable[[int, int, int, int], int], moved: Callable[[int, int], float], sums: Callable[[int, int], float],
 ) -> tuple[int, int] | None:  # fmt: skip
+    """The tile of least time among those that fit: the longer of computing and moving, and a quarter of moving.
+
+    The quarter stands for what moving takes from computing (the start and end of a tile, the memory's other users).
+    """
     tokens = [*[bn for bn in TOKENS if bn < N], *([N] if N <= 512 or N in TOKENS else [])]
     columns = [*[bf for bf in COLUMNS if bf < F], *([F] if max(COLUMNS) >= F else [])]
+    computed = products * N * D * math.ceil(F / MATRIX_UNIT) * MATRIX_UNIT
+
+    def time(tile: tuple[int, int]) -> float:
+        moving = BALANCE * size * moved(*tile)
+        return max(computed + SUM_FLOPS * sums(*tile), moving) + moving / 4
+
     fitting = [(bn, bf) for bn in tokens for bf in columns if vmem(bn, bf, D, size) <= budget]
-    return min(fitting, key=lambda t: _cost(N, D, F, t, size, passes, streamed(*t)), default=None)
+    return min(fitting, key=time, default=None)
 
 
 @lru_cache(maxsize=1024)
@@ -86,19 +89,25 @@ def choose(tokens: int, d_model: int, d_ff: int, itemsize: int, generation: str 
     """
     N, D, F = tokens, d_model, d_ff
     capacity = VMEM_BYTES[generation] if generation else min(v for k, v in VMEM_BYTES.items() if k != "v4")
-    budget = min(capacity, 64 << 20) * 7 // 8  # beyond it nothing is gained
+    budget = capacity * 13 // 16
     weights = 3 * D * F
 
-    def tokens_streamed(bn: int, bf: int) -> float:
+    def tokens_moved(bn: int, bf: int) -> float:
         return math.ceil(N / bn) * weights + 3 * N * D + 3 * N * F
 
-    def weights_streamed(bn: int, bf: int) -> float:
+    def weights_moved(bn: int, bf: int) -> float:
         return math.ceil(F / bf) * 2 * N * D + 3 * N * F + weights
 
+    def tokens_summed(bn: int, bf: int) -> float:
+        return math.ceil(F / bf) * N * D
+
+    def weights_summed(bn: int, bf: int) -> float:
+        return math.ceil(N / bn) * weights
+
     found = (
-        _best(N, D, F, itemsize, budget, 6, _forward_vmem, tokens_streamed),
-        _best(N, D, F, itemsize, budget, 10, _backward_tokens_vmem, tokens_streamed),
-        _best(N, D, F, itemsize, budget, 6, _backward_weights_vmem, weights_streamed),
+        _best(N, D, F, itemsize, budget, 6, _forward_vmem, tokens_moved, tokens_summed),
+        _best(N, D, F, itemsize, budget, 10, _backward_tokens_vmem, tokens_moved, tokens_summed),
+        _best(N, D, F, itemsize, budget, 6, _backward_weights_vmem, weights_moved, weights_summed),
     )
     if None in found:
         return None

@@ -29,7 +29,7 @@ from tlm_jax.kernels.plain_mlp import Activation
 
 Weights = tuple[jax.Array, jax.Array, jax.Array]  # w_gate [D, F], w_up [D, F], w_down [F, D]
 
-ROWS = 256  # tokens whose hidden activations exist at one time within a tile: larger ones only lengthen the program
+ROWS = 256  # rows of a tile that are computed at one time: more of them only lengthen the program
 F32 = jnp.float32
 
 
@@ -44,18 +44,14 @@ def _precision(dtype: jnp.dtype, name: str | None) -> jax.lax.Precision:
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
 
 
-def _rows(tokens: int) -> int:
-    return ROWS if tokens % ROWS == 0 else tokens
-
-
-def _over_rows(tokens: int, body: Callable[[Any], None]) -> None:
-    """Calls `body` with each slice of `_rows(tokens)` rows."""
-    rows = _rows(tokens)
+def _over_rows(count: int, body: Callable[[Any], None]) -> None:
+    """Calls `body` with each slice of `ROWS` out of `count`, or with all at once where they do not divide it."""
+    rows = ROWS if count % ROWS == 0 else count
 
     def one(i: jax.Array, _: None) -> None:
         body(pl.ds(pl.multiple_of(i * rows, rows), rows))
 
-    jax.lax.fori_loop(0, tokens // rows, one, None)
+    jax.lax.fori_loop(0, count // rows, one, None)
 
 
 def _over_columns(d_ff: int, bf: int, axis: int, body: Callable[[int], None]) -> None:
@@ -153,10 +149,16 @@ def _backward_weights_kernel(
             sum_ref[...] = jnp.zeros_like(sum_ref)
 
     def rows(count: int) -> None:
-        x_DN = x_ref[:count].T
-        sums[0][...] += _dot(x_DN, d_gate_ref[:count], 1, 0, precision)
-        sums[1][...] += _dot(x_DN, d_up_ref[:count], 1, 0, precision)
-        sums[2][...] += _dot(h_ref[:count].T, d_y_ref[:count], 1, 0, precision)
+        def into(slice_: Any) -> None:
+            x_DN = x_ref[:count, slice_].T
+            sums[0][slice_] += _dot(x_DN, d_gate_ref[:count], 1, 0, precision)
+            sums[1][slice_] += _dot(x_DN, d_up_ref[:count], 1, 0, precision)
+
+        def out(slice_: Any) -> None:
+            sums[2][slice_] += _dot(h_ref[:count, slice_].T, d_y_ref[:count], 1, 0, precision)
+
+        _over_rows(x_ref.shape[1], into)
+        _over_rows(h_ref.shape[1], out)
 
     _over_columns(tokens, x_ref.shape[0], 1, rows)
 

@@ -62,7 +62,13 @@ class MLP(nnx.Module):
         tokens_axes, d_ff_axis, d_ff_shards = mlp_axes(x_BTD.shape[0], F)
         tokens = x_BTD.size // D // (batch_shards() if tokens_axes else 1)
         chosen = implementation_for(
-            settings.platform, settings.mlp_kernel, tokens, D, F // d_ff_shards, settings.dtype.itemsize
+            settings.platform,
+            settings.mlp_kernel,
+            tokens,
+            D,
+            F // d_ff_shards,
+            settings.dtype.itemsize,
+            settings.tpu_generation,
         )
         return gated_mlp(
             x_BTD,
@@ -70,5 +76,6 @@ class MLP(nnx.Module):
             implementation=chosen,
             keeps=keeps_mlp_products(settings.remat),
             placement=Placement(tokens_axes, d_ff_axis),
+            generation=settings.tpu_generation,
             interpret=settings.platform == "cpu",
         )

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from tlm_jax.config import default_config
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.kernels.gated_mlp import IMPLEMENTATIONS
+from tlm_jax.kernels.gated_mlp_tiles import DEVICE_KINDS
 from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES
 from tlm_jax.parallel.devices import all_devices
 
@@ -27,6 +28,7 @@ class ModelSettings:
     """Settings of a `Decoder` that are not per layer; fields as in `config.model`, with nothing left at auto."""
 
     platform: str  # compiled for: cpu | gpu | tpu
+    tpu_generation: str | None  # of this machine's TPUs, where they are known ones
     compute_dtype: str
     rope_theta: float
     norm_epsilon: float
@@ -103,6 +105,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
     raise_together(problems)
     return ModelSettings(
         platform=platform,
+        tpu_generation=DEVICE_KINDS.get(all_devices()[0].device_kind) if platform == "tpu" else None,
         compute_dtype=dtype,
         rope_theta=m.rope_theta,
         norm_epsilon=m.norm_epsilon,
