@@ -87,6 +87,8 @@ def default_config() -> ConfigDict:
     c.model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
     c.model.document_mask = True  # attention stays inside a document
     c.model.attention = "auto"  # auto, or a row of the table in tlm_jax/model/attention_kernels.py
+    # auto: a TPU computes gated MLPs by the fused kernel, others by plain products; or plain | pallas_tpu, which a CPU
+    c.model.mlp_kernel = "auto"  # interprets, slowly
     c.model.compute_dtype = "auto"  # auto: bfloat16 on accelerators, float32 on CPU; or float32 | bfloat16
     c.model.layer_stacking = "auto"  # auto: runs of equal layers are scanned; unrolled: none is
     c.model.attention_soft_cap = 0.0  # attention logits become cap · tanh(logits / cap); 0: off

@@ -8,6 +8,7 @@ import pytest
 
 from tlm_jax.capacity.shape import MLPS, LayerShape
 from tlm_jax.config import default_config
+from tlm_jax.errors import UserError
 from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import MATRICES
 from tlm_jax.model.mlp import MLP
@@ -52,3 +53,14 @@ def test_a_plain_mlp_has_no_gate_and_the_budget_knows(mlp):
     assert sum(value.size for value in weights.values()) == shape.matmul_parameters - attention
     assert ("w_gate" in weights) == mlp.endswith("glu")
     assert set(weights) <= set(MATRICES)  # every weight is told to Muon as a matrix
+
+
+def test_the_kernel_of_a_tpu_is_for_tpus_and_interpreted_on_a_cpu():
+    config = default_config()
+    config.model.mlp_kernel = "pallas_tpu"
+    assert settings_from_config(config, "tpu").mlp_kernel == settings_from_config(config, "cpu").mlp_kernel
+    with pytest.raises(UserError, match=r"config.model.mlp_kernel: pallas_tpu does not run on gpu; set it to auto"):
+        settings_from_config(config, "gpu")
+    config.model.mlp_kernel = "fused"
+    with pytest.raises(UserError, match="'fused' is not one of auto, plain, pallas_tpu"):
+        settings_from_config(config, "tpu")

@@ -69,7 +69,7 @@ def test_products_computed_again(remat, again):
 def lowered_for_tpu(remat: str) -> str:
     config = default_config()
     config.profile.update({"num_layers": 3, "d_model": 256, "d_ff": 256, "num_heads": 2, "num_kv_heads": 1})
-    config.model.update(vocab_size=VOCABULARY, remat=remat)
+    config.model.update(vocab_size=VOCABULARY, remat=remat, mlp_kernel="plain")
     like = decoder(num_layers=3, d_model=256, d_ff=256, num_heads=2, num_kv_heads=1, schedule="uniform", plateaus=0)
     model = FunctionalDecoder(like.profile, settings_from_config(config, "tpu"))
     traced = gradient_of(model).trace(model.abstract_parameters, abstract_batch(2, 128))

@@ -6,16 +6,21 @@ B batch, T time, D this layer's d_model, F this layer's d_ff.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from tlm_jax.capacity.shape import GATED_MLPS, LayerShape
-from tlm_jax.kernels.gated_mlp import Activation, gated_mlp, plain_mlp
+from tlm_jax.kernels.gated_mlp import Placement, gated_mlp, implementation_for
+from tlm_jax.kernels.plain_mlp import Activation, plain_mlp
 from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import parameter
+from tlm_jax.model.remat import keeps_mlp_products
 from tlm_jax.model.settings import ModelSettings
+from tlm_jax.parallel.mesh import batch_shards
+from tlm_jax.parallel.rules import mlp_axes
 
 _gelu = partial(jax.nn.gelu, approximate=True)
 
@@ -49,5 +54,21 @@ class MLP(nnx.Module):
         w_up, w_down = (w[...].astype(dtype) for w in (self.w_up, self.w_down))
         activation = ACTIVATIONS[self.shape.mlp]
         if self.gated:
-            return gated_mlp(x_BTD, self.w_gate[...].astype(dtype), w_up, w_down, activation)
+            return self._gated(x_BTD, self.w_gate[...].astype(dtype), w_up, w_down, activation)
         return plain_mlp(x_BTD, w_up, w_down, activation)
+
+    def _gated(self, x_BTD: jax.Array, *arguments: Any) -> jax.Array:
+        (D, F), settings = (self.shape.d_model, self.shape.d_ff), self.settings
+        tokens_axes, d_ff_axis, d_ff_shards = mlp_axes(x_BTD.shape[0], F)
+        tokens = x_BTD.size // D // (batch_shards() if tokens_axes else 1)
+        chosen = implementation_for(
+            settings.platform, settings.mlp_kernel, tokens, D, F // d_ff_shards, settings.dtype.itemsize
+        )
+        return gated_mlp(
+            x_BTD,
+            *arguments,
+            implementation=chosen,
+            keeps=keeps_mlp_products(settings.remat),
+            placement=Placement(tokens_axes, d_ff_axis),
+            interpret=settings.platform == "cpu",
+        )

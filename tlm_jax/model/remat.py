@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tlm_jax.kernels.gated_mlp import GATE, UP
+from tlm_jax.kernels.plain_mlp import GATE, UP
 
 QUERY, KEY, VALUE = "query", "key", "value"  # the projections, [B, H or G, T, K]
 CONTEXT = "context"  # the attention kernel's output [B, H, T, K], and its log-sum-exp where the kernel names it
@@ -38,6 +38,15 @@ NAMED_POLICIES = {
 }
 POLICIES = ("none", "dots", *NAMED_POLICIES)
 OFFLOADING_PLATFORMS = ("gpu", "tpu")  # where the host's memory is another than the device's
+
+
+def keeps_mlp_products(name: str) -> bool:
+    """Whether the policy has the backward pass find the MLP's products rather than make them again.
+
+    `none` and `dots` keep every product there is; the fused MLP then makes its own again all the same, which is why it
+    saves memory there.
+    """
+    return name in NAMED_POLICIES and GATE in (*NAMED_POLICIES[name].kept, *NAMED_POLICIES[name].offloaded)
 
 
 def remat(function: Callable[..., Any], name: str, *, scanned: bool) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from tlm_jax.config import default_config
 from tlm_jax.errors import UserError, raise_together
+from tlm_jax.kernels.gated_mlp import IMPLEMENTATIONS
 from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES
 from tlm_jax.parallel.devices import all_devices
 
@@ -31,6 +32,7 @@ class ModelSettings:
     norm_epsilon: float
     document_mask: bool
     attention: str
+    mlp_kernel: str
     layer_stacking: str
     remat: str
     loss_chunk_tokens: int
@@ -73,6 +75,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         ("compute_dtype", dtype, ("auto", *COMPUTE_DTYPES)),
         ("remat", m.remat, POLICIES),
         ("layer_stacking", m.layer_stacking, LAYER_STACKING),
+        ("mlp_kernel", m.mlp_kernel, ("auto", *IMPLEMENTATIONS)),
         ("attention_scale", m.attention_scale, tuple(ATTENTION_SCALES)),
     ):
         if value not in choices:
@@ -89,6 +92,10 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
     elif not m.init_deviation and m.init_width_power != default_config().model.init_width_power:
         what, mend = "is read with init_deviation only, which is 0", "set config.model.init_deviation, such as 0.02"
         problems.append(UserError(what, where="config.model.init_width_power", mend=mend))
+    if m.mlp_kernel == "pallas_tpu" and platform not in ("cpu", "tpu"):  # on CPU interpreted, for tests
+        problems.append(
+            UserError(f"pallas_tpu does not run on {platform}", where="config.model.mlp_kernel", mend="set it to auto")
+        )
     offloads = m.remat in NAMED_POLICIES and NAMED_POLICIES[m.remat].offloaded
     if offloads and platform not in OFFLOADING_PLATFORMS:
         where, mend = "config.model.remat", "take minimal, which keeps the same values on the device"
@@ -101,6 +108,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         norm_epsilon=m.norm_epsilon,
         document_mask=m.document_mask,
         attention=m.attention,
+        mlp_kernel=m.mlp_kernel,
         layer_stacking=m.layer_stacking,
         remat=m.remat,
         loss_chunk_tokens=m.loss_chunk_tokens,

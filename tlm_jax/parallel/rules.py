@@ -83,6 +83,20 @@ def pin_batch(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(BATCH_AXES, *[None] * (x.ndim - 1)))
 
 
+def mlp_axes(batch: int, d_ff: int) -> tuple[tuple[str, ...], str | None, int]:
+    """Which axes of the mesh in context cut an MLP that is written out by device.
+
+    Returns:
+      The axes that cut the batch where they divide it, else none; the axis that cuts d_ff, None where it does not
+      divide; the number of pieces that d_ff is in.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shards = math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
+    tensor = sizes.get("tensor", 1)
+    cut = tensor > 1 and d_ff % tensor == 0
+    return (BATCH_AXES if shards > 1 and batch % shards == 0 else ()), ("tensor" if cut else None), tensor if cut else 1
+
+
 def gather_whole(x: jax.Array) -> jax.Array:
     """Brings a sharded array whole to every device, as a table must be that batch-sharded indices look up."""
     if jax.sharding.get_abstract_mesh().empty:

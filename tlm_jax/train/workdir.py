@@ -21,6 +21,7 @@ FREE = (
     "data.mixture",  # likewise, and the proportions
     "data.num_workers",
     "model.attention",
+    "model.mlp_kernel",
     "model.layer_stacking",  # a checkpoint is converted
     "model.remat",
     "model.loss_chunk_tokens",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tlm_jax.kernels.gated_mlp import gated_mlp
+from tlm_jax.kernels.plain_mlp import plain_gated_mlp as gated_mlp
 
 N, D, F = 64, 16, 48
 
