@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tlm_jax import config as configs
+from tlm_jax.capacity.table import width_words
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata, from_first_process
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_state
 from tlm_jax.checkpoint.retention import storable
@@ -266,15 +267,14 @@ def _peak(setup: Setup) -> tuple[float, str]:
 
 def _greet(setup: Setup, order: TrainOrder, terminal: Terminal, start_step: int, peak: float, peak_source: str) -> None:
     config, profile = setup.config, setup.profile
-    widths = [layer.d_ff for layer in profile.layers]
     axes = " × ".join(f"{name} {size}" for name, size in setup.mesh.shape.items() if size > 1) or "1 device"
     length = config.data.sequence_length
     tokens = config.train.num_steps * config.train.global_batch_size * length
     kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
-        f"{config.name}: {profile.parameters:,} parameters in {counted(len(widths), 'layer')}, "
-        f"d_ff {widths[0]} … {widths[-1]}, "
+        f"{config.name}: {profile.parameters:,} parameters in {counted(len(profile.layers), 'layer')}, "
+        f"{width_words(profile.layers, '…')}, "
         f"{config.train.optimizer}, {tokens:,} tokens · {axes} · {setup.model.settings.compute_dtype} compute"
     )
     terminal.say(
