@@ -147,6 +147,23 @@ def test_weights_counted_without_effect_have_no_gradient():
     assert without_effect == 4 * 16 * (32 - D_EMBEDDING) + 96 * (32 - 24) + 72 * (24 - D_EMBEDDING)
 
 
+@pytest.mark.parametrize("resize", ["carry_forward", "zero_padding"])
+def test_columns_that_nothing_has_written_are_not_multiplied(resize):
+    """Weights that are not numbers would make the loss none, even times 0."""
+    model, batch = model_of((32, 8, 24, 40), resize=resize), example()
+    of_layer = (
+        {"layer_0": 16, "layer_3": 32} if resize == "carry_forward" else {"layer_0": 16, "layer_2": 8, "layer_3": 24}
+    )
+
+    def without(path, leaf):
+        written = of_layer.get(path[0].key)
+        return leaf.at[written:].set(np.nan) if written and path[-1].key in ("wq", "wk", "wv") else leaf
+
+    params = parameters(model)
+    losses = [float(loss_sum(model, p, batch)) for p in (params, jax.tree_util.tree_map_with_path(without, params))]
+    assert losses[0] == losses[1]
+
+
 def test_with_zero_padding_neighbours_alone_decide_what_has_an_effect():
     """The final norm's statistics would see all of a last layer: here it is no wider than the embedding."""
     model = model_of((32, 8, 24, 16), resize="zero_padding")

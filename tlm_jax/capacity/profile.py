@@ -100,10 +100,17 @@ class Profile:
         """Weights of padded experts: held in memory, in no other count."""
         return sum(layer.padded_parameters for layer in self.layers)
 
+    def unwritten(self) -> list[int]:
+        """How many of each layer's coordinates come to it as zeros, since nothing before it is so wide."""
+        return self._out_of_reach()[0]
+
+    def _out_of_reach(self) -> list[list[int]]:
+        found = out_of_reach([layer.d_model for layer in self.layers], self.d_embedding, self.resize)
+        return [coordinates.tolist() for coordinates in found]
+
     def _without_effect(self, experts: Sequence[int]) -> int:
         """Weights in matrices without effect, counting as many experts of each layer."""
-        found = out_of_reach([layer.d_model for layer in self.layers], self.d_embedding, self.resize)
-        fresh, unread = (coordinates.tolist() for coordinates in found)
+        fresh, unread = self._out_of_reach()
         reads = [(layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in self.layers]
         writes = [layer.d_ff + n * layer.expert_d_ff for layer, n in zip(self.layers, experts, strict=True)]
         return sum(map(operator.mul, fresh, reads)) + sum(map(operator.mul, unread, writes))

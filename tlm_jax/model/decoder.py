@@ -75,7 +75,7 @@ def _create(run: Run, key: jax.Array, settings: ModelSettings, profile: Profile)
     """One run's block, its leaves stacked over layers when the run is."""
     of_matrices = deviations(run.shape, settings, profile)
     if not run.stacked:
-        return Block(key, run.start, run.shape, settings, of_matrices)
+        return Block(key, run.start, run.shape, settings, of_matrices, profile.unwritten()[run.start])
 
     def create(layer: jax.Array) -> Block:
         return Block(key, layer, run.shape, settings, of_matrices)
