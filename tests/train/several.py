@@ -13,28 +13,32 @@ from whole_run import arguments, environment
 from tlm_jax.train.writers import read_records
 
 
+def variables_of(*, processes: int, devices: int) -> list[dict[str, str]]:
+    """The environment of each process, by which they find each other."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = environment() | {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        # A process that finds its program in the cache would wait for one that does not, longer than gloo allows.
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    del shared["NPROC"]  # what the tests have; the command must do without
+    return [shared | {"JAX_PROCESS_ID": str(index)} for index in range(processes)]
+
+
 def start(
     store: Path, workdir: Path, *overrides: str, processes: int = 2, devices: int = 2
 ) -> list[subprocess.Popen[str]]:
     """Starts `processes` with so many `devices` each."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    started = []
-    for index in range(processes):
-        variables = environment() | {
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "JAX_NUM_PROCESSES": str(processes),
-            "JAX_PROCESS_ID": str(index),
-            "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-            # A process that finds its program in the cache would wait for one that does not, longer than gloo allows.
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-        }
-        del variables["NPROC"]  # what the tests have; the command must do without
-        command = [sys.executable, "-m", "tlm_jax", *arguments(store, workdir, "--distributed", *overrides)]
-        started.append(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
-    return started
+    command = [sys.executable, "-m", "tlm_jax", *arguments(store, workdir, "--distributed", *overrides)]
+    return [
+        subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+        for variables in variables_of(processes=processes, devices=devices)
+    ]
 
 
 def finish(processes: list[subprocess.Popen[str]], code: int, seconds: float = 300) -> list[str]:
