@@ -152,6 +152,9 @@ def default_config() -> ConfigDict:
     # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.
     c.train.ema_decay = 0.0
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
+    # Longest wait for the end of a step, in seconds, after which a process gives the others up for lost and exits with
+    # 75; ten times as long where programs are compiled, and checkpoint.timeout_seconds more where one is saved;
+    c.train.hang_seconds = 900.0  # 0: forever
 
     c.validation = ConfigDict()
     c.validation.every_steps = 0  # 0: only at the end
