@@ -36,6 +36,7 @@ def commands(torch: str | None, maxtext: str | None, rounds: int) -> list[list[s
         ["compile.py", few],
         ["dispatch.py", often],
         ["x_shaped_savings.py"],
+        ["x_shaped_speed.py", often],
     ]
 
 

@@ -9,7 +9,7 @@
 #   --holdout SHARE   of the documents held out (default: 0.02; a few documents want more)
 #   --split-text WAY  how text files become documents: file (default), paragraph, line or size
 #   --prompt TEXT     begin a sample with this; may be repeated
-#   --no-twin         do not train the uniform twin (the same budget, all layers alike)
+#   --no-twin         do not train the uniform twin (all layers alike, the same budget as nearly as the config has it)
 #   --no-interrupt    do not stop and resume the first run on purpose
 #   --dry-run         print each command instead of running it
 #   --config.KEY=VALUE  passed to the training of both
@@ -146,7 +146,7 @@ else
 fi
 
 # The keys of the config that this script needs. A dry run without an environment shows placeholders.
-SCHEDULE=SCHEDULE VOCAB_SIZE=VOCAB_SIZE NUM_STEPS=0 CONTEXT=256
+SHAPE=SHAPE VOCAB_SIZE=VOCAB_SIZE NUM_STEPS=0 CONTEXT=256
 if [ "$DRY_RUN" -eq 0 ] || command -v tlm >/dev/null; then
   KEYS=$(
     python - "$CONFIG" ${OVERRIDES[@]+"${OVERRIDES[@]}"} <<'PYTHON'
@@ -157,14 +157,17 @@ try:
     c = load_config(sys.argv[1], sys.argv[2:])
 except UserError as error:
     sys.exit(f"local.sh: error: {error}")
-print(c.profile.schedule, c.model.vocab_size, c.train.num_steps, c.data.sequence_length)
+width, mlp = c.profile.width_schedule, c.profile.schedule
+shape = mlp if width == "uniform" else width if mlp == "uniform" else f"{width}+{mlp}"
+print(shape, c.model.vocab_size, c.train.num_steps, c.data.sequence_length)
 PYTHON
   ) || exit 2
-  read -r SCHEDULE VOCAB_SIZE NUM_STEPS CONTEXT <<<"$KEYS"
+  read -r SHAPE VOCAB_SIZE NUM_STEPS CONTEXT <<<"$KEYS"
 fi
-if [ "$SCHEDULE" = uniform ]; then TWIN=0; fi
+if [ "$SHAPE" = uniform ]; then TWIN=0; fi
 TRAIN=(tlm train "--config=$CONFIG" "--workdir=$RUN" "--config.data.store=$STORE" ${OVERRIDES[@]+"${OVERRIDES[@]}"})
-TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" --config.profile.schedule=uniform --config.profile.layers=none "--config.name=$NAME-uniform")
+ALIKE=(--config.profile.schedule=uniform --config.profile.layers=none --config.profile.width_schedule=uniform)
+TRAIN_TWIN=("${TRAIN[@]/#--workdir=*/--workdir=$UNIFORM}" "${ALIKE[@]}" "--config.name=$NAME-uniform")
 GENERATE=(--temperature=0.8 "--max-new-tokens=$((CONTEXT < 200 ? CONTEXT / 2 : 100))")
 RUNS=("$RUN")
 if [ "$TWIN" -eq 1 ]; then RUNS+=("$UNIFORM"); fi
@@ -181,7 +184,7 @@ else
 fi
 run tlm prepare "${DATA[@]}" "--tokenizer=$TOKENIZER" "--output=$STORE" "--holdout=$HOLDOUT" "--split-text=$SPLIT_TEXT"
 
-heading "training: $SCHEDULE"
+heading "training: $SHAPE"
 if [ "$INTERRUPT" -eq 1 ] && [ "$(last_step "$RUN")" -eq 0 ]; then train_halfway "${TRAIN[@]}"; fi
 run "${TRAIN[@]}"
 if [ "$TWIN" -eq 1 ]; then

@@ -58,7 +58,7 @@ def default_config() -> ConfigDict:
     c.profile.layers = config_dict.placeholder(object)
     # d_model by layer: uniform | x (narrowest in the middle) | diamond (widest there) | v (narrowest first) | lambda
     # (narrowest last). MLPs keep uniform's ratio of d_ff to d_model, times the taper of `schedule`, and the weights in
-    # matrices are matched with uniform's; the next nine keys say how.
+    # matrices are matched with uniform's; the next ten keys say how.
     c.profile.width_schedule = "uniform"
     c.profile.width_progression = "geometric"  # geometric (neighbours of one ratio) | arithmetic (of one difference)
     c.profile.bottleneck_ratio = 0.3  # narrowest layer's d_model over uniform's
@@ -73,6 +73,8 @@ def default_config() -> ConfigDict:
     # What is matched: effective, without the weights of the end layers that multiply zeros or that nothing reads (the
     c.profile.width_count = "effective"  # paper), or raw, all
     c.profile.fixed_head_dim = 0  # 0: num_heads heads in every layer (the paper); K: heads of K, as many as d_model has
+    # Coordinates that the layer before has not: carry_forward (as the newest layer with them left them; the paper) |
+    c.profile.resize = "carry_forward"  # zero_padding | projection (a matrix at every change, beyond the budget)
     c.profile.num_experts = 0  # experts instead of each MLP, to which a router sends tokens; 0: none
     c.profile.experts_per_token = 0  # experts that each token is sent to
     c.profile.expert_d_ff = 0  # width of an expert, in d_ff's place; where d_model varies, the twin's
@@ -150,6 +152,9 @@ def default_config() -> ConfigDict:
     # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.
     c.train.ema_decay = 0.0
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
+    # Longest wait for the end of a step, in seconds, after which a process gives the others up for lost and exits with
+    # 75; ten times as long where programs are compiled, and checkpoint.timeout_seconds more where one is saved;
+    c.train.hang_seconds = 900.0  # 0: forever
 
     c.validation = ConfigDict()
     c.validation.every_steps = 0  # 0: only at the end

@@ -11,6 +11,7 @@ from tlm_jax.capacity import LayerShape, Profile
 from tlm_jax.capacity.budget import as_json, budget, difference
 from tlm_jax.capacity.schedules import CURVES, tapered
 from tlm_jax.capacity.shape import MLPS
+from tlm_jax.capacity.table import width_words
 from tlm_jax.errors import UserError
 
 
@@ -284,3 +285,13 @@ def test_the_table_draws_each_layer_in_proportion():
     lines = make((96, 48, 24)).describe().splitlines()
     assert [line.count("█") for line in lines] == [0, 32, 16, 8]
     assert lines[2].split()[:7] == ["1", "256", "48", "4", "2", "64", "233,984"]
+
+
+def test_widths_in_words_say_where_they_begin_turn_and_end():
+    def words(*widths: tuple[int, int]) -> str:
+        return width_words([LayerShape(d, f, num_heads=2, num_kv_heads=2, head_dim=4) for d, f in widths])
+
+    assert words((8, 32), (8, 32)) == "d_ff 32"
+    assert words((8, 64), (8, 48), (8, 32)) == "d_ff 64 → 32"
+    assert words((16, 64), (4, 16), (8, 64)) == "d_model 16 → 4 → 8, d_ff 64 → 16 → 64"
+    assert words((8, 8), (16, 8), (8, 8)) == "d_model 8 → 16 → 8, d_ff 8"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tlm_jax.capacity import Profile, profile_from_config
 from tlm_jax.capacity.budget import budget
+from tlm_jax.capacity.widths import RESIZES
 from tlm_jax.config import apply_overrides, default_config
 from tlm_jax.errors import UserError
 
@@ -176,6 +177,7 @@ def test_experts_of_one_width_follow_the_schedules_too():
         ({"width_progression": "geometrical"}, "width_progression: .*the nearest is geometric; there are"),
         ({"width_budget": "exactly"}, "width_budget: .*the nearest is exact; there are rounded, nearest, exact"),
         ({"width_count": "real"}, "width_count: .*there are effective, raw"),
+        ({"resize": "padding"}, "resize: .*the nearest is zero_padding; there are carry_forward, zero_padding, proj"),
         ({"bottleneck_ratio": 0.0}, "bottleneck_ratio: must be above 0 and at most 1, not 0; the paper's is 0.3"),
         ({"bottleneck_ratio": 1.5}, "bottleneck_ratio: must be above 0 and at most 1, not 1.5"),
         ({"bottleneck_ratio": math.nan}, "bottleneck_ratio: must be above 0"),
@@ -211,6 +213,20 @@ def test_bad_values_are_named_with_their_mend(changes, says):
         profile(**changes)
     assert str(caught.value).startswith("config.profile.")
     assert "\n" not in str(caught.value)
+
+
+def test_the_way_to_change_the_width_changes_no_width_and_costs_what_its_matrices_do():
+    carried, padded, projected = (profile(resize=resize) for resize in RESIZES)
+    assert carried.layers == padded.layers == projected.layers
+    assert carried.parameters == padded.parameters > padded.effective_parameters
+    widths = [256, *(layer.d_model for layer in carried.layers)]
+    weights = sum(a * b for a, b in itertools.pairwise(widths) if a != b)
+    assert projected.parameters - carried.parameters == weights
+    flops = [p.forward_flops_per_token(64) for p in (carried, padded, projected)]
+    idle = [p.parameters - p.effective_parameters for p in (carried, padded, projected)]
+    assert flops[0] - flops[1] == 2 * (idle[1] - idle[0])
+    assert flops[2] - flops[0] == 2 * (weights + idle[0] - idle[2])
+    assert profile(resize="projection", width_schedule="uniform").resize == "carry_forward"
 
 
 def test_experts_do_not_read_d_ff():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlm_jax.capacity.widths import SHAPES, WidthShape, narrowness, out_of_reach, turning_layer
+from tlm_jax.capacity.widths import RESIZES, SHAPES, WidthShape, narrowness, out_of_reach, turning_layer
 from tlm_jax.errors import UserError
 
 
@@ -58,6 +58,16 @@ def test_turning_layers():
 )
 def test_out_of_reach(widths, d_embedding, fresh, unread):
     assert [found.tolist() for found in out_of_reach(widths, d_embedding)] == [fresh, unread]
+
+
+def test_out_of_reach_of_other_ways_to_change_the_width():
+    widths, d = [10, 4, 8, 9], 6
+    found = {resize: [part.tolist() for part in out_of_reach(widths, d, resize)] for resize in RESIZES}
+    assert found == {
+        "carry_forward": [[4, 0, 0, 0], [1, 0, 0, 3]],
+        "zero_padding": [[4, 0, 4, 1], [6, 0, 0, 3]],
+        "projection": [[0, 0, 0, 0], [0, 0, 0, 3]],
+    }
 
 
 @settings(max_examples=200, deadline=None)

@@ -134,6 +134,21 @@ def test_uniform_config_has_no_twin(local):
     assert names(calls).count("train") == 2
 
 
+def test_the_twin_of_widths_that_vary_is_uniform_in_both(local):
+    x_shaped = str(ROOT / "configs" / "x_shaped" / "200m.py") + ":tiny"
+    result, calls = local(x_shaped, SHORT, "--config.profile.schedule=cosine", "--no-interrupt")
+    assert result.returncode == 0, result.stderr
+    assert "training: x+cosine" in result.stdout
+    run, twin = (call for call in calls[2:] if call[0] == "train")
+    assert twin[twin.index("--config.profile.schedule=uniform") :] == [
+        "--config.profile.schedule=uniform",
+        "--config.profile.layers=none",
+        "--config.profile.width_schedule=uniform",
+        "--config.name=200m-tiny-uniform",
+    ]
+    assert not any("uniform" in argument for argument in run)
+
+
 def test_own_text(local, tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").write_text("b")

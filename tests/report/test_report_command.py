@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib")
 from synthetic_runs import make_run
 
 from tlm_jax.capacity import Profile
+from tlm_jax.capacity.table import width_words
 from tlm_jax.cli import main
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use"}
@@ -97,6 +98,8 @@ def test_widths_that_vary_are_drawn_and_listed_too(tmp_path):
     text = Page(source).text
     x = Profile.from_json((twins[0] / "profile.json").read_text())
     assert "d_model of every layer" in text
+    assert width_words(x.layers) in text
+    assert f"x, {width_words(x.layers)}" in text
     assert all(f"{layer.d_model}" in text for layer in x.layers)
     for label in ("sum of d_model", "parameters with an effect"):
         assert label in text

@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from whole_run import arguments, computed_records, environment, tlm
+from several import await_step, finish, start
+from whole_run import arguments, computed_records, tlm
 
 from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE
 from tlm_jax.train.writers import read_records
 
 STEPS = 12
-
-
-def start(store: Path, workdir: Path, *overrides: str) -> list[subprocess.Popen[str]]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    processes = []
-    for index in range(2):
-        variables = environment() | {
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "JAX_NUM_PROCESSES": "2",
-            "JAX_PROCESS_ID": str(index),
-            "JAX_NUM_CPU_DEVICES": "2",
-            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-            # A process that finds its program in the cache would wait for one that does not, longer than gloo allows.
-            "JAX_ENABLE_COMPILATION_CACHE": "false",
-        }
-        del variables["NPROC"]  # what the tests have; the command must do without
-        command = [sys.executable, "-m", "tlm_jax", *arguments(store, workdir, "--distributed", *overrides)]
-        processes.append(subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True))
-    return processes
-
-
-def finish(processes: list[subprocess.Popen[str]], code: int) -> list[str]:
-    """Waits for the processes, all of which must end with `code`; what they told, without the compiler's warnings."""
-    try:
-        told = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [code] * 2, "\n".join(text[-2000:] for text in told)
-    return told
 
 
 @pytest.mark.slow
@@ -58,10 +23,7 @@ def test_two_processes_train_stop_and_resume_as_one(store: Path, tmp_path: Path)
 
     workdir = tmp_path / "together"
     processes = start(store, workdir, "--config.mesh.data=2", "--config.mesh.fsdp=2")
-    deadline = time.monotonic() + 240
-    while not read_records(workdir / "metrics.jsonl") and time.monotonic() < deadline:
-        assert all(process.poll() is None for process in processes), finish(processes, EXIT_RESUMABLE)
-        time.sleep(0.05)
+    await_step(processes, workdir, 1)
     processes[1].send_signal(signal.SIGTERM)  # only one of them hears it
     assert "another host's signal" in finish(processes, EXIT_RESUMABLE)[0]
     stopped_at = read_records(workdir / "metrics.jsonl")[-1]["step"]

@@ -15,6 +15,7 @@ from tlm_jax.capacity.profile import Profile
 from tlm_jax.capacity.schedules import CURVES
 from tlm_jax.capacity.shape import EXPERT_FIELDS, LayerShape, divisors, integer_problems, is_integer, shape_problems
 from tlm_jax.capacity.width_schedule import disagreements, heads, varying, width_problems
+from tlm_jax.capacity.widths import RESIZES
 from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError, raise_together
 
@@ -87,7 +88,8 @@ def profile_from_config(config: ConfigDict) -> Profile:
         for index, (d_model, width) in enumerate(layers)
         for num_heads, num_kv_heads, head_dim in [heads(config, d_model)]
     )
-    return Profile(shapes, config.model.vocab_size, p.d_model, config.model.tied_embeddings)
+    resize = p.resize if p.width_schedule != "uniform" else RESIZES[0]
+    return Profile(shapes, config.model.vocab_size, p.d_model, config.model.tied_embeddings, resize)
 
 
 def _layers(config: ConfigDict) -> list[tuple[int, int]]:

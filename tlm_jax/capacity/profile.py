@@ -11,7 +11,7 @@ from typing import Any
 
 from tlm_jax.capacity.shape import FIELDS, LayerShape, integer_problems, shape_problems
 from tlm_jax.capacity.table import layer_table
-from tlm_jax.capacity.widths import out_of_reach
+from tlm_jax.capacity.widths import RESIZES, out_of_reach
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.files import parse_json
 
@@ -23,10 +23,12 @@ class Profile:
     Attributes:
       layers: the shape of each layer, first to last. Where d_model varies, the residual stream is one buffer as wide as
         the widest layer, of which each layer reads and writes the first d_model coordinates; what it does not reach
-        passes by unchanged ("carry-forward", Variable-Width Transformers, arXiv 2606.18246). It has no weights.
+        passes by unchanged ("carry-forward", Variable-Width Transformers, arXiv 2606.18246). It has no weights, unless
+        `resize` is projection.
       vocab_size: rows of the token embedding.
       d_embedding: width of the embedding and of the vocabulary projection, which read and write the first so many.
       tied_embeddings: whether the vocabulary projection is the embedding's transpose.
+      resize: how the residual stream changes its width, one of `widths.RESIZES`.
 
     Raises:
       UserError: a field that cannot be.
@@ -36,11 +38,15 @@ class Profile:
     vocab_size: int
     d_embedding: int
     tied_embeddings: bool = True
+    resize: str = RESIZES[0]
 
     def __post_init__(self) -> None:
         problems = integer_problems({"vocab_size": self.vocab_size, "d_embedding": self.d_embedding}, "profile")
         if not self.layers:
             problems.append(UserError("there are no layers", where="profile.layers"))
+        if self.resize not in RESIZES:
+            what = f"{self.resize!r} is not one of {', '.join(RESIZES)}"
+            problems.append(UserError(what, where="profile.resize"))
         raise_together(problems)
 
     @property
@@ -50,8 +56,22 @@ class Profile:
 
     @property
     def non_embedding_parameters(self) -> int:
-        """All parameters but the token embedding and an untied head: the layers and the final norm's scale."""
-        return sum(layer.parameters for layer in self.layers) + self.d_final_norm
+        """All parameters but the token embedding and an untied head: layers, the final norm's scale, projections."""
+        return sum(layer.parameters for layer in self.layers) + self.d_final_norm + self._projection_parameters
+
+    def projections(self) -> dict[int, tuple[int, int]]:
+        """Where resize=projection has a matrix: the layer that reads its result, to the widths from and to.
+
+        The final norm counts as the layer behind the last; it cuts what is too wide for the embedding without one.
+        """
+        if self.resize != "projection":
+            return {}
+        widths = [self.d_embedding, *(layer.d_model for layer in self.layers), self.d_final_norm]
+        return {index: pair for index, pair in enumerate(itertools.pairwise(widths)) if pair[0] != pair[1]}
+
+    @property
+    def _projection_parameters(self) -> int:
+        return sum(before * after for before, after in self.projections().values())
 
     @property
     def parameters(self) -> int:
@@ -80,10 +100,17 @@ class Profile:
         """Weights of padded experts: held in memory, in no other count."""
         return sum(layer.padded_parameters for layer in self.layers)
 
+    def unwritten(self) -> list[int]:
+        """How many of each layer's coordinates come to it as zeros, since nothing before it is so wide."""
+        return self._out_of_reach()[0]
+
+    def _out_of_reach(self) -> list[list[int]]:
+        found = out_of_reach([layer.d_model for layer in self.layers], self.d_embedding, self.resize)
+        return [coordinates.tolist() for coordinates in found]
+
     def _without_effect(self, experts: Sequence[int]) -> int:
         """Weights in matrices without effect, counting as many experts of each layer."""
-        found = out_of_reach([layer.d_model for layer in self.layers], self.d_embedding)
-        fresh, unread = (coordinates.tolist() for coordinates in found)
+        fresh, unread = self._out_of_reach()
         reads = [(layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim for layer in self.layers]
         writes = [layer.d_ff + n * layer.expert_d_ff for layer, n in zip(self.layers, experts, strict=True)]
         return sum(map(operator.mul, fresh, reads)) + sum(map(operator.mul, unread, writes))
@@ -100,7 +127,7 @@ class Profile:
         """
         layers = sum(layer.forward_flops_per_token(sequence_length, causal) for layer in self.layers)
         without_effect = self._without_effect([layer.experts_per_token for layer in self.layers])
-        return layers - 2 * without_effect + 2 * self.vocab_size * self.d_embedding
+        return layers + 2 * (self._projection_parameters + self.vocab_size * self.d_embedding - without_effect)
 
     def train_flops_per_token(self, sequence_length: int, causal: bool = True) -> int:
         """Matmul FLOPs of a training step per token: the backward pass costs two forward passes."""
@@ -135,6 +162,7 @@ class Profile:
             "vocab_size": self.vocab_size,
             "d_embedding": self.d_embedding,
             "tied_embeddings": self.tied_embeddings,
+            "resize": self.resize,
         }
 
     def to_json(self) -> str:
@@ -177,6 +205,7 @@ class Profile:
                 values["vocab_size"],
                 values["d_embedding"],
                 values["tied_embeddings"],
+                values.get("resize", RESIZES[0]),
             )
         except UserError as error:
             raise UserError(str(error), where=where) from error

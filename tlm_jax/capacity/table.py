@@ -27,6 +27,19 @@ def drawn_widths(*models: Sequence[LayerShape]) -> tuple[str, ...]:
     return ("d_model", mlp) if len({layer.d_model for layer in layers}) > 1 else (mlp,)
 
 
+def width_words(layers: Sequence[LayerShape], to: str = "→") -> str:
+    """The widths worth drawing by where they begin, turn and end: `d_model 208 → 32 → 208, d_ff 848 → 128 → 816`."""
+    told = []
+    for name in drawn_widths(layers):
+        widths = [getattr(layer, name) for layer in layers]
+        first, last = widths[0], widths[-1]
+        extremes = min(widths), max(widths)
+        turns = [width for width in extremes if not min(first, last) <= width <= max(first, last)]
+        points = [first, *turns, last] if len(set(widths)) > 1 else [first]
+        told.append(f"{name} {f' {to} '.join(map(str, points))}")
+    return ", ".join(told)
+
+
 def _columns(layers: Sequence[LayerShape]) -> tuple[str, ...]:
     shown = (name for name, usual in _OPTIONS.items() if any(getattr(layer, name) != usual for layer in layers))
     return (*_COLUMNS, *shown)

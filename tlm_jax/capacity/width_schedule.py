@@ -14,7 +14,16 @@ from tlm_jax.capacity.mlp_widths import matched, proportional
 from tlm_jax.capacity.schedules import run_lengths
 from tlm_jax.capacity.shape import GATED_MLPS, integer_problems, is_integer
 from tlm_jax.capacity.width_solver import COUNTS, WidthBudget, by_layer, nearest, neighbours, rounded, widest
-from tlm_jax.capacity.widths import PROGRESSIONS, SHAPES, STRAIGHT, TURNING, WidthShape, narrowness, turning_layer
+from tlm_jax.capacity.widths import (
+    PROGRESSIONS,
+    RESIZES,
+    SHAPES,
+    STRAIGHT,
+    TURNING,
+    WidthShape,
+    narrowness,
+    turning_layer,
+)
 from tlm_jax.config import default_config, unread_keys
 from tlm_jax.errors import UserError
 
@@ -25,6 +34,7 @@ _CHOICES = {
     "width_progression": tuple(PROGRESSIONS),
     "width_budget": WIDTH_BUDGETS,
     "width_count": COUNTS,
+    "resize": RESIZES,
 }
 # As with `schedule`, uniform reads none of these keys and lets all stand.
 _SIZES = ("bottleneck_ratio", "bottleneck_depth", "width_multiple_of", "width_plateaus", "fixed_head_dim")

@@ -35,6 +35,10 @@ TURNING = ("x", "diamond")  # narrowest, widest at the turning layer
 STRAIGHT = ("v", "lambda")  # narrowest first, narrowest last: the letters seen with the input below
 SHAPES = (*TURNING, *STRAIGHT)
 
+# What a layer finds in coordinates that the one before it does not have: what the newest layer that has them left
+# there; zeros; or all its coordinates are a learned linear map of all of the layer before.
+RESIZES = ("carry_forward", "zero_padding", "projection")
+
 
 @dataclass(frozen=True)
 class WidthShape:
@@ -111,19 +115,29 @@ def narrowness(shape: str, lengths: Sequence[int], turn: int) -> tuple[float, ..
     return near if shape == "x" else tuple(1 - value for value in near)
 
 
-def out_of_reach(widths: ArrayLike, d_embedding: int) -> tuple[np.ndarray, np.ndarray]:
+def out_of_reach(widths: ArrayLike, d_embedding: int, resize: str = "carry_forward") -> tuple[np.ndarray, np.ndarray]:
     """Coordinates of each layer that come to it as zeros, and those that nothing reads after it.
 
     A layer reads and writes the first `width` coordinates of one stream, into which the embedding is put and of whose
     first `d_embedding` coordinates the vocabulary projection reads. So zeros are those beyond the embedding and every
     earlier layer, unread those beyond the projection and every later layer. Of a × these are d_1 - d and d_L - d.
 
+    With zero padding, only the neighbours count. Projections leave neither, but behind the last layer.
+
     Args:
       widths: d_model of each layer, integers or, of a shape not yet rounded, floats; the results are of the same dtype.
       d_embedding: coordinates of the embedding and of the projection.
+      resize: one of `RESIZES`.
     """
     ordered = np.asarray(widths)
-    return _beyond(ordered, d_embedding), _beyond(ordered[::-1], d_embedding)[::-1]
+    if resize == "carry_forward":
+        return _beyond(ordered, d_embedding), _beyond(ordered[::-1], d_embedding)[::-1]
+    before, after = (np.roll(ordered, shift) for shift in (1, -1))
+    before[0] = after[-1] = d_embedding
+    fresh, unread = np.maximum(ordered - before, 0), np.maximum(ordered - after, 0)
+    if resize == "projection":
+        fresh[:], unread[:-1] = 0, 0
+    return fresh, unread
 
 
 def _beyond(widths: np.ndarray, reached: int) -> np.ndarray:

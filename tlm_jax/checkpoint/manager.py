@@ -85,6 +85,8 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not isinstance(error, UserError) and jax.process_count() > 1:
+            return  # it may be that another process is lost, without which a save never ends
         try:
             self.close()
         except UserError as failure:

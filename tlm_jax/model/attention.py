@@ -19,6 +19,7 @@ from tlm_jax.model import attention_kernels, remat
 from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import RMSNorm, parameter
 from tlm_jax.model.settings import ATTENTION_SCALES, ModelSettings
+from tlm_jax.parallel.rules import first_rows
 
 
 class Slots(TypedDict):
@@ -136,10 +137,13 @@ class Attention(nnx.Module):
     def __call__(
         self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set."""
+        """Attends within each document; with a cache, also to its slots, and returns it with this call's slots set.
+
+        x may have fewer columns than the weights have rows, the first ones: the others would be 0.
+        """
         dtype = self.settings.dtype
         q_BHTK, k_BGTK, v_BGTK = (
-            checkpoint_name(self._to_heads(x_BTD, w[...].astype(dtype)), name)
+            checkpoint_name(self._to_heads(x_BTD, first_rows(w[...].astype(dtype), x_BTD.shape[-1])), name)
             for w, name in ((self.wq, remat.QUERY), (self.wk, remat.KEY), (self.wv, remat.VALUE))
         )
         if self.shape.qk_norm:

@@ -20,7 +20,8 @@ from tlm_jax.parallel.rules import pin_batch
 class Block(nnx.Module):
     """A pre-norm block: x + m * attention(norm(x)), then x + m * mlp(norm(x)), m being `residual_multiplier`.
 
-    Its weights come from `fold_in(key, layer)` alone.
+    Its weights come from `fold_in(key, layer)` alone. The last `unwritten` columns of its input are 0, since no layer
+    before it is so wide: attention leaves them out.
     """
 
     def __init__(
@@ -30,19 +31,21 @@ class Block(nnx.Module):
         shape: LayerShape,
         settings: ModelSettings,
         deviations: Deviations,
+        unwritten: int = 0,
     ) -> None:
         key = jax.random.fold_in(key, layer)
         self.attention_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
         self.attention = Attention(key, shape, settings, deviations)
         self.mlp_norm = RMSNorm(key, shape.d_model, settings.norm_epsilon)
         self.mlp = MLP(key, shape, settings, deviations)
-        self.residual_multiplier = settings.residual_multiplier
+        self.residual_multiplier, self.written = settings.residual_multiplier, shape.d_model - unwritten
 
     def __call__(
         self, x_BTD: jax.Array, at: Positions, cache: LayerCache | None = None
     ) -> tuple[jax.Array, LayerCache | None]:
         """Returns the block's output [B, T, D] and the cache, updated when one is given."""
-        y_BTD, cache = self.attention(pin_batch(self.attention_norm(x_BTD)), at, cache)
+        normal_BTD = self.attention_norm(x_BTD)[..., : self.written]
+        y_BTD, cache = self.attention(pin_batch(normal_BTD), at, cache)
         x_BTD = pin_batch(x_BTD + multiplied(y_BTD, self.residual_multiplier))
         y_BTD = self.mlp(pin_batch(self.mlp_norm(x_BTD)))
         return pin_batch(x_BTD + multiplied(y_BTD, self.residual_multiplier)), cache

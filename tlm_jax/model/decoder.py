@@ -25,7 +25,7 @@ from tlm_jax.model.layers import RMSNorm, embed, multiplied, parameter, soft_cap
 from tlm_jax.model.loss import LossSums, loss_sums
 from tlm_jax.model.remat import remat
 from tlm_jax.model.settings import ModelSettings, exact_products
-from tlm_jax.model.stream import Stream, resized
+from tlm_jax.model.stream import Projection, Stream, resized, zero_padded
 from tlm_jax.parallel.rules import pin_batch
 
 # Folded into the key in the place of a layer's number, so that it depends on no depth.
@@ -75,7 +75,7 @@ def _create(run: Run, key: jax.Array, settings: ModelSettings, profile: Profile)
     """One run's block, its leaves stacked over layers when the run is."""
     of_matrices = deviations(run.shape, settings, profile)
     if not run.stacked:
-        return Block(key, run.start, run.shape, settings, of_matrices)
+        return Block(key, run.start, run.shape, settings, of_matrices, profile.unwritten()[run.start])
 
     def create(layer: jax.Array) -> Block:
         return Block(key, layer, run.shape, settings, of_matrices)
@@ -103,9 +103,21 @@ class Decoder(nnx.Module):
         )
         for run in self.runs:
             setattr(self, run.name, _create(run, key, settings, profile))
+        for reader, widths in profile.projections().items():
+            of_reader = jax.random.fold_in(key, reader if reader < len(profile.layers) else OUTSIDE_LAYERS)
+            setattr(self, f"resize_{reader}", Projection(of_reader, *widths, settings.init_scale))
         self.final_norm = RMSNorm(outside, profile.d_final_norm, settings.norm_epsilon)
         if not profile.tied_embeddings:
             self.head = parameter(outside, "head", (width, profile.vocab_size), ("embed", "vocabulary"), deviation)
+
+    def _resized(self, stream: Stream, width: int, reader: int) -> Stream:
+        """The stream as a layer of this width reads it; the final norm is the reader behind the last layer."""
+        if self.profile.resize == "carry_forward":
+            return resized(stream, width)
+        if self.profile.resize == "zero_padding":
+            return zero_padded(stream, width)
+        project = getattr(self, f"resize_{reader}", None)
+        return stream if project is None else Stream(project(stream.x_BTD))
 
     def hidden(
         self, tokens_BT: jax.Array, at: Positions, cache: dict[str, LayerCache] | None = None
@@ -119,7 +131,7 @@ class Decoder(nnx.Module):
             stream = Stream(pin_batch(multiplied(x_BTD, self.settings.embedding_multiplier)))
             updated: dict[str, LayerCache] = {}
             for run in self.runs:
-                x_BTD, parked = resized(stream, run.shape.d_model)
+                x_BTD, parked = self._resized(stream, run.shape.d_model, run.start)
                 block_definition, weights = nnx.split(getattr(self, run.name))
 
                 def apply(
@@ -138,7 +150,8 @@ class Decoder(nnx.Module):
                 if run_cache is not None:
                     updated[run.name] = run_cache
                 stream = Stream(x_BTD, parked)
-        normal = Stream(self.final_norm(resized(stream, self.profile.d_final_norm).x_BTD))
+            stream = self._resized(stream, self.profile.d_final_norm, len(self.profile.layers))
+        normal = Stream(self.final_norm(stream.x_BTD))
         return pin_batch(resized(normal, self.profile.d_embedding).x_BTD), updated
 
     def output_table(self) -> jax.Array:

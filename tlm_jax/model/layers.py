@@ -24,6 +24,7 @@ MATRICES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "w_gate": ((0,), (1,)),
     "w_up": ((0,), (1,)),
     "w_down": ((0,), (1,)),
+    "w_resize": ((0,), (1,)),
 }
 
 

@@ -10,12 +10,15 @@ and what the backward pass keeps is as wide as the layer, and columns move only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from tlm_jax.model.layers import parameter
 from tlm_jax.parallel.rules import pin_batch
 
 
@@ -29,6 +32,22 @@ class Stream(NamedTuple):
 def _cut(x_BTD: jax.Array, width: int) -> Sequence[jax.Array]:
     """The first `width` columns, and those after them. Its derivative joins them, where slices' would add two pads."""
     return jax.lax.split(x_BTD, (width, x_BTD.shape[-1] - width), axis=2)
+
+
+class Projection(nnx.Module):
+    """The learned map from one width to another that resize=projection has where the width changes."""
+
+    def __init__(self, key: jax.Array, before: int, after: int, init_scale: float) -> None:
+        self.w_resize = parameter(key, "w_resize", (before, after), ("embed", None), init_scale / math.sqrt(before))
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        """Returns [B, T, after]."""
+        return pin_batch(x_BTD @ self.w_resize[...].astype(x_BTD.dtype))
+
+
+def zero_padded(stream: Stream, width: int) -> Stream:
+    """The stream cut to `width` columns, or with zeros in those that it does not have."""
+    return Stream(resized(Stream(stream.x_BTD), width).x_BTD)
 
 
 def resized(stream: Stream, width: int) -> Stream:

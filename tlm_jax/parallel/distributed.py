@@ -28,11 +28,14 @@ def _devices_of_the_node() -> list[int] | None:
     return list(range(count)) or None
 
 
-def start_distributed() -> None:
+def start_distributed(heartbeat_seconds: int = 100) -> None:
     """Joins the other processes of this run; the first jax call of each.
 
     Who and where they are comes from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID where the first is
     set, else from what jax itself recognises: TPU metadata, Slurm, Open MPI, Kubernetes.
+
+    Args:
+      heartbeat_seconds: without a sign of life from one of them for so long, all are ended; see `parallel.lost`.
 
     Raises:
       UserError: the variables are incomplete, nothing is recognised, or the others do not come in time.
@@ -49,9 +52,14 @@ def start_distributed() -> None:
                 int(os.environ["JAX_PROCESS_ID"]),
                 local_device_ids=devices,
                 initialization_timeout=_TIMEOUT_SECONDS,
+                heartbeat_timeout_seconds=heartbeat_seconds,
             )
         else:
-            jax.distributed.initialize(local_device_ids=devices, initialization_timeout=_TIMEOUT_SECONDS)
+            jax.distributed.initialize(
+                local_device_ids=devices,
+                initialization_timeout=_TIMEOUT_SECONDS,
+                heartbeat_timeout_seconds=heartbeat_seconds,
+            )
     except (KeyError, ValueError, RuntimeError) as error:
         raise UserError(
             f"this process could not join the others ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})",

@@ -104,6 +104,15 @@ def gather_whole(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P())
 
 
+def first_rows(w: jax.Array, count: int) -> jax.Array:
+    """The first rows of a weight, brought whole along them first: what is cut over devices would be shifted."""
+    if count == w.shape[0]:
+        return w
+    if not jax.sharding.get_abstract_mesh().empty:
+        w = jax.lax.with_sharding_constraint(w, P(None, *[P.UNCONSTRAINED] * (w.ndim - 1)))
+    return w[:count]
+
+
 def spread(x: jax.Array) -> jax.Array:
     """Cuts the first axis over all devices, padded with zeros to a multiple of their number; without a mesh, x."""
     mesh = jax.sharding.get_abstract_mesh()

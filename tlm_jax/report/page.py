@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from tlm_jax import __version__
+from tlm_jax.capacity.table import width_words
 from tlm_jax.counts import counted
 from tlm_jax.report import elements
 from tlm_jax.report.charts import Line, chart, colour, loss_limits, smoothed
@@ -82,9 +83,11 @@ def _card(index: int, run: Run) -> str:
 
 
 def _schedule(run: Run) -> str:
-    widths = [layer.d_ff for layer in run.profile.layers]
-    ends = f"{widths[0]}" if len(set(widths)) == 1 else f"{widths[0]} → {widths[-1]}"
-    return f"{run.config.get('profile.schedule', 'profile')}, d_ff {ends}"
+    schedule = run.config.get("profile.schedule", "profile")
+    of_d_model = run.config.get("profile.width_schedule", "uniform")
+    if of_d_model != "uniform":
+        schedule = of_d_model if schedule == "uniform" else f"{of_d_model} and {schedule}"
+    return f"{schedule}, {width_words(run.profile.layers)}"
 
 
 def _notes(runs: Sequence[Run]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import shlex
 import sys
@@ -51,8 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Any key of the config can be set: --config.train.learning_rate=3e-4. `tlm config` lists them all with their "
         "meaning, as does docs/config.md. Exit code 0: the run is complete; "
-        "2: bad input, one line says which; 75: stopped early by Ctrl-C or SIGTERM, the same command resumes."
+        "2: bad input, one line says which; 75: stopped early by Ctrl-C or SIGTERM, or because another of several "
+        "processes is lost, or nothing has moved for config.train.hang_seconds; the same command resumes."
     )
+
+
+def _heartbeat_seconds(hang_seconds: float) -> int:
+    return int(min(max(hang_seconds or math.inf, 20), 100))
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -63,13 +70,14 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         from tlm_jax.data.mixture import with_absolute_paths
         from tlm_jax.parallel.devices import use_compilation_cache
         from tlm_jax.parallel.distributed import start_distributed
+        from tlm_jax.parallel.lost import ends_with_the_others
         from tlm_jax.parallel.memory import told_when_exhausted
         from tlm_jax.train.loop import train
         from tlm_jax.train.setup import build, check_config
         from tlm_jax.train.workdir import check_workdir, steps_taken
 
         if args.distributed:
-            start_distributed()
+            start_distributed(_heartbeat_seconds(config.train.hang_seconds))
         if args.check_config:
             check_config(config)
             check_workdir(Path(args.workdir), config, steps_taken(Path(args.workdir)))
@@ -82,5 +90,6 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         command = shlex.join(["tlm", "train", f"--config={args.config}", f"--workdir={args.workdir}", *overrides])
         command += f" {shlex.quote(f'--resume-from={args.resume_from}')}" if args.resume_from is not None else ""
         command += " --distributed" if args.distributed else ""
-        with told_when_exhausted(_SMALLER):
+        together = ends_with_the_others("tlm train") if args.distributed else contextlib.nullcontext()
+        with together, told_when_exhausted(_SMALLER):
             return train(build(config), Path(args.workdir), command, stop, args.resume_from)

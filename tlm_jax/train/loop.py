@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tlm_jax import config as configs
+from tlm_jax.capacity.table import width_words
 from tlm_jax.checkpoint.manager import CheckpointManager, Metadata, from_first_process
 from tlm_jax.checkpoint.restore import find_checkpoint, read_metadata, restore_state
 from tlm_jax.checkpoint.retention import storable
@@ -35,6 +36,7 @@ from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
 from tlm_jax.train.validation import evaluate
+from tlm_jax.train.watchdog import PATIENCE, Watchdog
 from tlm_jax.train.workdir import check_same_run, check_workdir, claim, steps_taken
 from tlm_jax.train.writers import Terminal
 
@@ -66,11 +68,13 @@ def train(
         trains in the directory; a save failed; too many steps in a row were not finite.
     """
     config, mesh, first_host = setup.config, setup.mesh, jax.process_index() == 0
+    longest_save = config.checkpoint.timeout_seconds
     check_workdir(workdir, config, steps_taken(workdir))
     with (
         jax.set_mesh(mesh),
         nullcontext(stop) if stop else StopRequest() as stop,
         only_one(workdir) if first_host else nullcontext(),
+        Watchdog(config.train.hang_seconds) as watchdog,
         _checkpoints(setup, workdir) as checkpoints,
     ):
         # --- Where the run stands
@@ -113,6 +117,7 @@ def train(
                 with jax.transfer_guard("disallow"):
                     state, step_metrics = train_step(state, device_batch)
                 requests = recorder.read(pending) if pending else np.zeros(2, np.int32)
+                watchdog.alive(f"the end of step {step}", patience=1.0 if step > start_step + 1 else PATIENCE)
                 pending = Pending(step, step_metrics, batch["window"])
 
                 last = step == config.train.num_steps
@@ -125,7 +130,7 @@ def train(
                 measured: dict[str, float | None] = {}
                 if validating or saving:
                     validate = (
-                        cache(partial(_validate, setup, eval_step, state[config.validation.weights]))
+                        cache(partial(_validate, setup, eval_step, state[config.validation.weights], watchdog))
                         if validating
                         else None
                     )
@@ -134,12 +139,15 @@ def train(
                     pending = None
                     measured = storable(validate()) if validate else {}
                 if saving or checkpoints.due_by_metric(measured):
+                    watchdog.alive(f"the checkpoint of step {step}", patience=PATIENCE, extra=longest_save)
                     data_state = loader.order.identity | {"next_window": loader.next_index}
                     checkpoints.save(step, state, data_state, force=True, metrics=measured)
                 if validating or saving:
                     meter.pause()
+                    watchdog.alive(f"the end of step {step + 1}", patience=PATIENCE)
                 if stopping:
                     break
+            watchdog.alive("the last checkpoint", extra=longest_save)
             checkpoints.wait()
     if stopping:
         reason = stop.signal_name or "another host's signal"
@@ -232,7 +240,9 @@ def _requests(rows: int, stop: StopRequest, checkpoints: CheckpointManager) -> n
     return np.tile(wishes, (rows, 1))
 
 
-def _validate(setup: Setup, eval_step: EvalStep, params: Parameters) -> dict[str, float | int | None]:
+def _validate(
+    setup: Setup, eval_step: EvalStep, params: Parameters, watchdog: Watchdog
+) -> dict[str, float | int | None]:
     config = setup.config
     batches = validation_batches(
         setup.store,
@@ -242,7 +252,8 @@ def _validate(setup: Setup, eval_step: EvalStep, params: Parameters) -> dict[str
         host_index=jax.process_index(),
         host_count=jax.process_count(),
     )
-    return evaluate(eval_step, params, batches, setup.mesh)
+    watchdog.alive("the validation", patience=PATIENCE)
+    return evaluate(eval_step, params, batches, setup.mesh, lambda done: watchdog.alive(f"batch {done} of validation"))
 
 
 def _steps(loader: TrainLoader, meter: Meter, first: int, last: int) -> Iterator[tuple[int, Batch]]:
@@ -266,15 +277,14 @@ def _peak(setup: Setup) -> tuple[float, str]:
 
 def _greet(setup: Setup, order: TrainOrder, terminal: Terminal, start_step: int, peak: float, peak_source: str) -> None:
     config, profile = setup.config, setup.profile
-    widths = [layer.d_ff for layer in profile.layers]
     axes = " × ".join(f"{name} {size}" for name, size in setup.mesh.shape.items() if size > 1) or "1 device"
     length = config.data.sequence_length
     tokens = config.train.num_steps * config.train.global_batch_size * length
     kept = {key: setup.abstract[key] for key in ("params", "ema", "optimizer") if key in setup.abstract}
     whole = replicated_bytes(kept, jax.tree.map(lambda leaf: leaf.sharding, kept))
     terminal.say(
-        f"{config.name}: {profile.parameters:,} parameters in {counted(len(widths), 'layer')}, "
-        f"d_ff {widths[0]} … {widths[-1]}, "
+        f"{config.name}: {profile.parameters:,} parameters in {counted(len(profile.layers), 'layer')}, "
+        f"{width_words(profile.layers, '…')}, "
         f"{config.train.optimizer}, {tokens:,} tokens · {axes} · {setup.model.settings.compute_dtype} compute"
     )
     terminal.say(

@@ -65,6 +65,7 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "train.global_batch_size": 1,
         "train.gradient_accumulation": 1,
         "train.max_nonfinite_steps": 1,
+        "train.hang_seconds": 0,
         "train.z_loss": 0,
         "data.sequence_length": 1,
         "data.num_workers": 0,

@@ -27,6 +27,7 @@ FREE = (
     "model.loss_chunk_tokens",
     "train.gradient_accumulation",
     "train.max_nonfinite_steps",
+    "train.hang_seconds",
     "validation.",
     "checkpoint.",
     "log.",
