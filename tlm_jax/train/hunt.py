@@ -125,22 +125,28 @@ def _apply(equation: Any, inputs: list[Any], scope: str, iteration: int) -> list
     if name == "scan":
         return _scan(params, inputs, scope)
     if name in ("jit", "pjit", "checkpoint", "remat2", "closed_call", "custom_vjp_call", "custom_jvp_call"):
-        inner = next(params[key] for key in ("jaxpr", "call_jaxpr") if key in params)
-        return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), inputs, scope, iteration)
+        return _run(*_inner(params), inputs, scope, iteration)
     outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(params))
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
+def _inner(params: dict[str, Any]) -> tuple[Any, Sequence[Any]]:
+    inner = next(params[key] for key in ("jaxpr", "call_jaxpr") if key in params)
+    return getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+
+
 def _scan(params: dict[str, Any], inputs: list[Any], scope: str) -> list[Any]:
     """The turns of a scan in its order, each looked into."""
-    consts, carry = inputs[: params["num_consts"]], inputs[params["num_consts"] :][: params["num_carry"]]
-    scanned = inputs[params["num_consts"] + params["num_carry"] :]
+    if "num_consts" in params:
+        fixed, carried = params["num_consts"], params["num_carry"]
+    else:  # from jax 0.12 on
+        fixed, carried = (len(part.vals) for part in params["ft_in"].unpack()[:2])
+    carry, scanned = inputs[fixed : fixed + carried], inputs[fixed + carried :]
     rows: dict[int, list[Any]] = {}
     turns = range(params["length"])
     for i in reversed(turns) if params["reverse"] else turns:
-        body = params["jaxpr"]
-        out = _run(body.jaxpr, body.consts, [*consts, *carry, *(x[i] for x in scanned)], scope, i)
-        carry, rows[i] = out[: params["num_carry"]], out[params["num_carry"] :]
+        out = _run(*_inner(params), [*inputs[:fixed], *carry, *(x[i] for x in scanned)], scope, i)
+        carry, rows[i] = out[:carried], out[carried:]
     return [*carry, *(jnp.stack(column) for column in zip(*(rows[i] for i in turns), strict=True))]
 
 
