@@ -151,6 +151,10 @@ def default_config() -> ConfigDict:
     c.train.z_loss = 0.0  # times log(sum of exp(logits))² per target, added to the loss; 0: off; PaLM: 1e-4
     # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.
     c.train.ema_decay = 0.0
+    # Where loss or gradient is not finite: skip (the step changes nothing) | hunt (the run stops and names the first
+    c.train.nonfinite = (
+        "skip"  # layer and operation that is not; slower, for no step is dispatched before the last ends)
+    )
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
     # Longest wait for the end of a step, in seconds, after which a process gives the others up for lost and exits with
     # 75; ten times as long where programs are compiled, and checkpoint.timeout_seconds more where one is saved;

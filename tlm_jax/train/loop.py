@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from tlm_jax.files import only_one
 from tlm_jax.model.functional import Parameters
 from tlm_jax.parallel.devices import peak_flops, to_global
 from tlm_jax.parallel.rules import batch_sharding, replicated_bytes
+from tlm_jax.train.hunt import explained
 from tlm_jax.train.metrics import Meter, Pending
 from tlm_jax.train.recorder import Recorder
 from tlm_jax.train.setup import Setup, validation_batch_size
@@ -119,6 +121,9 @@ def train(
                 requests = recorder.read(pending) if pending else np.zeros(2, np.int32)
                 watchdog.alive(f"the end of step {step}", patience=1.0 if step > start_step + 1 else PATIENCE)
                 pending = Pending(step, step_metrics, batch["window"])
+                if config.train.nonfinite == "hunt" and int(step_metrics["skipped_row"]):  # waits for the step
+                    watchdog.alive("the hunt for what is not finite", patience=math.inf)
+                    raise _hunted(setup, state, device_batch, pending, workdir)
 
                 last = step == config.train.num_steps
                 # One host need not wait until its own request comes back.
@@ -254,6 +259,20 @@ def _validate(
     )
     watchdog.alive("the validation", patience=PATIENCE)
     return evaluate(eval_step, params, batches, setup.mesh, lambda done: watchdog.alive(f"batch {done} of validation"))
+
+
+def _hunted(setup: Setup, state: State, batch: dict[str, jax.Array], pending: Pending, workdir: Path) -> UserError:
+    """The step has changed no parameter, and the next one is not dispatched yet."""
+    return explained(
+        setup.model,
+        state["params"],
+        batch,
+        setup.config.train.gradient_accumulation,
+        setup.config.train.z_loss,
+        step=pending.step,
+        windows=pending.windows,
+        where=str(workdir),
+    )
 
 
 def _steps(loader: TrainLoader, meter: Meter, first: int, last: int) -> Iterator[tuple[int, Batch]]:
