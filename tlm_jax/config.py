@@ -179,6 +179,7 @@ def default_config() -> ConfigDict:
     c.log.every_steps = 10  # a line of metrics
     c.log.norms_every_steps = 100  # per-layer norms; 0: never
     c.log.tensorboard = True  # also TensorBoard events, in WORKDIR/tensorboard
+    c.log.profile_at_step = 0  # first step of a profiler trace, such as SIGUSR1 asks for at any time; 0: none
     c.log.peak_flops = 0.0  # per device, for MFU; 0: the accelerator's data sheet, on CPU a measured matmul
 
     c.mesh = ConfigDict()  # axis sizes; one may be -1: what is left

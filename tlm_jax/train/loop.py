@@ -37,6 +37,7 @@ from tlm_jax.train.setup import Setup, validation_batch_size
 from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
+from tlm_jax.train.tracing import Tracer
 from tlm_jax.train.validation import evaluate
 from tlm_jax.train.watchdog import PATIENCE, Watchdog
 from tlm_jax.train.workdir import check_same_run, check_workdir, claim, steps_taken
@@ -108,12 +109,14 @@ def train(
         with (
             _loader(setup, data_state, str(workdir)) as loader,
             Recorder(config, workdir, meter, start_step, loader.order.epochs, first_host=first_host) as recorder,
+            Tracer(workdir / "profile", config.log.profile_at_step, recorder.terminal.say) as tracer,
         ):
             if first_host:
                 claim(workdir, config, setup.profile)
                 _greet(setup, loader.order, recorder.terminal, start_step, peak, peak_source)
             pending: Pending | None = None
             for step, batch in _steps(loader, meter, start_step + 1, config.train.num_steps):
+                tracer.before(step)
                 batch["requests"] = _requests(len(batch["bytes"]), stop, checkpoints)
                 device_batch = to_global({key: batch[key] for key in STEP_KEYS}, batch_sharding(mesh))
                 with jax.transfer_guard("disallow"):

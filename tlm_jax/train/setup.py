@@ -74,6 +74,7 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "validation.batch_size": 0,
         "log.every_steps": 1,
         "log.norms_every_steps": 0,
+        "log.profile_at_step": 0,
         "log.peak_flops": 0,
     }
     for key, least in minimum.items():
