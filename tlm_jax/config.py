@@ -151,6 +151,10 @@ def default_config() -> ConfigDict:
     c.train.z_loss = 0.0  # times log(sum of exp(logits))² per target, added to the loss; 0: off; PaLM: 1e-4
     # Moving average of the weights, kept beside them: after each step d * average + (1 - d) * weights; 0: none is kept.
     c.train.ema_decay = 0.0
+    # Where loss or gradient is not finite: skip (the step changes nothing) | hunt (the run stops and names the first
+    c.train.nonfinite = (
+        "skip"  # layer and operation that is not; slower, for no step is dispatched before the last ends)
+    )
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
     # Longest wait for the end of a step, in seconds, after which a process gives the others up for lost and exits with
     # 75; ten times as long where programs are compiled, and checkpoint.timeout_seconds more where one is saved;
@@ -175,6 +179,7 @@ def default_config() -> ConfigDict:
     c.log.every_steps = 10  # a line of metrics
     c.log.norms_every_steps = 100  # per-layer norms; 0: never
     c.log.tensorboard = True  # also TensorBoard events, in WORKDIR/tensorboard
+    c.log.profile_at_step = 0  # first step of a profiler trace, such as SIGUSR1 asks for at any time; 0: none
     c.log.peak_flops = 0.0  # per device, for MFU; 0: the accelerator's data sheet, on CPU a measured matmul
 
     c.mesh = ConfigDict()  # axis sizes; one may be -1: what is left

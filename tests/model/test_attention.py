@@ -42,6 +42,7 @@ def inputs(T=128, H=4, G=2, K=16, B=2):
     return q * K**-0.5, k, v, segments
 
 
+@pytest.mark.parametrize("head_dim", [12, 128])
 @pytest.mark.parametrize("with_segments", [False, True])
 @pytest.mark.parametrize(
     "function",
@@ -53,8 +54,8 @@ def inputs(T=128, H=4, G=2, K=16, B=2):
     ],
     ids=["reference", "blocked", "splash", "pallas"],
 )
-def test_values_against_the_definition(function, with_segments):
-    q, k, v, segments = inputs(K=128 if getattr(function, "func", None) is attention_kernels.splash else 16)
+def test_values_against_the_definition(function, with_segments, head_dim):
+    q, k, v, segments = inputs(K=head_dim)
     segments = segments if with_segments else None
     got = jax.jit(function)(q, k, v, segments)
     np.testing.assert_allclose(got, by_definition(q, k, v, segments), atol=2e-5)
@@ -141,6 +142,8 @@ def test_kernel_gradients_against_reference(function, options):
         ("cpu", {"segments", "gqa", "float32"}, "blocked"),
         ("tpu", {"segments", "gqa", "window", "soft_cap"}, "splash"),
         ("gpu", {"gqa", "window"}, "cudnn"),
+        ("gpu", {"odd_head_dim"}, "pallas"),
+        ("tpu", {"odd_head_dim", "segments"}, "splash"),
         ("cpu", {"segments", "window", "soft_cap"}, "blocked"),
     ],
 )

@@ -34,15 +34,19 @@ HANG_SECONDS = 8
 def lose(
     processes: list[subprocess.Popen[str]], victim: int, number: signal.Signals, longest: float
 ) -> tuple[list[str], float]:
-    """Sends the signal to one process; what the others told until they ended with 75, and after how many seconds."""
+    """Sends the signal to one process; the others must end with 75.
+
+    Returns what each of them told, then what the lost one had told, and after how many seconds they had ended.
+    """
     lost, began = processes.pop(victim), time.monotonic()
     lost.send_signal(number)
     try:
         told = finish(processes, EXIT_RESUMABLE, seconds=longest)
+        seconds = time.monotonic() - began
     finally:
         lost.kill()
-        lost.communicate()
-    return told, time.monotonic() - began
+        last_words = lost.communicate()[1]
+    return [*told, last_words], seconds
 
 
 @pytest.mark.slow
@@ -52,14 +56,14 @@ def test_lost_processes_end_the_others_and_lose_nothing(store: Path, tmp_path: P
 
     four = start(store, workdir, *LONG, *MESH, processes=4, devices=1)
     await_step(four, workdir, 8)
-    for told in lose(four, 2, signal.SIGKILL, 30)[0]:
+    for told in lose(four, 2, signal.SIGKILL, 30)[0][:-1]:
         assert re.search(r"tlm train: process \d of 4: another process is gone", told), told[-2000:]
     newest = complete_steps(checkpoints)[-1]
     assert newest >= 6
 
     two = start(store, workdir, *LONG, *MESH, f"--config.train.hang_seconds={HANG_SECONDS}")
     await_step(two, workdir, newest + 4)
-    (told,), seconds = lose(two, 1, signal.SIGSTOP, 60)
+    (told, _), seconds = lose(two, 1, signal.SIGSTOP, 60)
     assert HANG_SECONDS / 2 < seconds < 2 * HANG_SECONDS
     assert f"resuming at step {newest}\n" in told
     assert re.search(r"tlm train: process 0 of 2: waited \d+ s for the end of step \d+: another process", told)
@@ -71,8 +75,8 @@ def test_lost_processes_end_the_others_and_lose_nothing(store: Path, tmp_path: P
         two = start(store, workdir, *LONG, *MESH, "--config.train.hang_seconds=20")
         await_step(two, workdir, newest + chance.randint(1, 9))
         time.sleep(chance.uniform(0, 0.5))
-        (told,), seconds = lose(two, chance.randrange(2), signal.SIGKILL, 60)
-        assert f"resuming at step {newest}\n" in told
+        told, seconds = lose(two, chance.randrange(2), signal.SIGKILL, 60)
+        assert f"resuming at step {newest}\n" in "".join(told)
         print(f"resumed at step {newest}, the other process ended after {seconds:.1f} s")
 
     assert complete_steps(checkpoints)[-1] >= newest

@@ -101,6 +101,7 @@ def attention_features(shape: LayerShape, settings: ModelSettings, with_segments
         "float32": settings.dtype == jnp.float32,
         "window": shape.context(length) < length,
         "soft_cap": settings.attention_soft_cap > 0,
+        "odd_head_dim": shape.head_dim % 8 > 0,
     }
     return {feature for feature, is_needed in needed.items() if is_needed}
 

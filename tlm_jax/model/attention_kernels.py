@@ -193,19 +193,22 @@ class Kernel:
 
     name: str
     platforms: frozenset[str]
-    features: frozenset[str]  # of "segments", "gqa", "float32", "window", "soft_cap"
+    features: frozenset[str]  # of `ALL_FEATURES`
     block: int  # the sequence length is a multiple of it
     quadratic: bool  # materialises T × T
     function: Attention
 
 
-ALL_FEATURES = frozenset({"segments", "gqa", "float32", "window", "soft_cap"})
+# An odd head_dim is one that is no multiple of 8, as narrow layers may have.
+ALL_FEATURES = frozenset({"segments", "gqa", "float32", "window", "soft_cap", "odd_head_dim"})
 
 KERNELS = (
     Kernel("splash", frozenset({"tpu"}), ALL_FEATURES, 128, False, splash),
     Kernel("cudnn", frozenset({"gpu"}), frozenset({"gqa", "window"}), 1, False, cudnn),
     # jax 0.12 deprecates this kernel without another that takes segment ids.
-    Kernel("pallas", frozenset({"gpu"}), frozenset({"segments", "gqa", "float32"}), 128, False, pallas_gpu),
+    Kernel(
+        "pallas", frozenset({"gpu"}), frozenset({"segments", "gqa", "float32", "odd_head_dim"}), 128, False, pallas_gpu
+    ),
     Kernel("blocked", frozenset({"cpu"}), ALL_FEATURES, 1, True, blocked),
     Kernel("reference", frozenset({"cpu"}), ALL_FEATURES, 1, True, reference),
 )

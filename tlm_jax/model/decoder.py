@@ -142,11 +142,12 @@ class Decoder(nnx.Module):
 
                 apply = remat(apply, self.settings.remat, scanned=run.stacked)
                 run_cache = None if cache is None else cache[run.name]
-                if run.stacked:
-                    # Only activations are carried; weights enter as scanned inputs and are never returned.
-                    x_BTD, run_cache = jax.lax.scan(apply, x_BTD, (weights, run_cache))
-                else:
-                    x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
+                with jax.named_scope(run.name):
+                    if run.stacked:
+                        # Only activations are carried; weights enter as scanned inputs and are never returned.
+                        x_BTD, run_cache = jax.lax.scan(apply, x_BTD, (weights, run_cache))
+                    else:
+                        x_BTD, run_cache = apply(x_BTD, (weights, run_cache))
                 if run_cache is not None:
                     updated[run.name] = run_cache
                 stream = Stream(x_BTD, parked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -29,12 +30,14 @@ from tlm_jax.files import only_one
 from tlm_jax.model.functional import Parameters
 from tlm_jax.parallel.devices import peak_flops, to_global
 from tlm_jax.parallel.rules import batch_sharding, replicated_bytes
+from tlm_jax.train.hunt import explained
 from tlm_jax.train.metrics import Meter, Pending
 from tlm_jax.train.recorder import Recorder
 from tlm_jax.train.setup import Setup, validation_batch_size
 from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
 from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
+from tlm_jax.train.tracing import Tracer
 from tlm_jax.train.validation import evaluate
 from tlm_jax.train.watchdog import PATIENCE, Watchdog
 from tlm_jax.train.workdir import check_same_run, check_workdir, claim, steps_taken
@@ -106,12 +109,14 @@ def train(
         with (
             _loader(setup, data_state, str(workdir)) as loader,
             Recorder(config, workdir, meter, start_step, loader.order.epochs, first_host=first_host) as recorder,
+            Tracer(workdir / "profile", config.log.profile_at_step, recorder.terminal.say) as tracer,
         ):
             if first_host:
                 claim(workdir, config, setup.profile)
                 _greet(setup, loader.order, recorder.terminal, start_step, peak, peak_source)
             pending: Pending | None = None
             for step, batch in _steps(loader, meter, start_step + 1, config.train.num_steps):
+                tracer.before(step)
                 batch["requests"] = _requests(len(batch["bytes"]), stop, checkpoints)
                 device_batch = to_global({key: batch[key] for key in STEP_KEYS}, batch_sharding(mesh))
                 with jax.transfer_guard("disallow"):
@@ -119,6 +124,9 @@ def train(
                 requests = recorder.read(pending) if pending else np.zeros(2, np.int32)
                 watchdog.alive(f"the end of step {step}", patience=1.0 if step > start_step + 1 else PATIENCE)
                 pending = Pending(step, step_metrics, batch["window"])
+                if config.train.nonfinite == "hunt" and int(step_metrics["skipped_row"]):  # waits for the step
+                    watchdog.alive("the hunt for what is not finite", patience=math.inf)
+                    raise _hunted(setup, state, device_batch, pending, workdir)
 
                 last = step == config.train.num_steps
                 # One host need not wait until its own request comes back.
@@ -254,6 +262,20 @@ def _validate(
     )
     watchdog.alive("the validation", patience=PATIENCE)
     return evaluate(eval_step, params, batches, setup.mesh, lambda done: watchdog.alive(f"batch {done} of validation"))
+
+
+def _hunted(setup: Setup, state: State, batch: dict[str, jax.Array], pending: Pending, workdir: Path) -> UserError:
+    """The step has changed no parameter, and the next one is not dispatched yet."""
+    return explained(
+        setup.model,
+        state["params"],
+        batch,
+        setup.config.train.gradient_accumulation,
+        setup.config.train.z_loss,
+        step=pending.step,
+        windows=pending.windows,
+        where=str(workdir),
+    )
 
 
 def _steps(loader: TrainLoader, meter: Meter, first: int, last: int) -> Iterator[tuple[int, Batch]]:

@@ -74,6 +74,7 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "validation.batch_size": 0,
         "log.every_steps": 1,
         "log.norms_every_steps": 0,
+        "log.profile_at_step": 0,
         "log.peak_flops": 0,
     }
     for key, least in minimum.items():
@@ -90,6 +91,9 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
     if config.checkpoint.keep_best > 0 and not config.validation.every_steps:
         where, mend = "config.checkpoint.keep_best", "set config.validation.every_steps"
         problems.append(UserError("a run that is validated only at its end has no best", where=where, mend=mend))
+    if config.train.nonfinite not in ("skip", "hunt"):
+        where = "config.train.nonfinite"
+        problems.append(UserError(f"{config.train.nonfinite!r} is not one of skip, hunt", where=where))
     if not 0 <= config.seed < 2**32:
         problems.append(UserError(f"must be from 0 to 2^32 - 1, not {config.seed}", where="config.seed"))
     return problems

@@ -36,8 +36,11 @@ def loss_sums(model: FunctionalDecoder, params: Parameters, batch: Batch, z_loss
     return model.bind(params).loss_sums(*(batch[key] for key in MODEL_KEYS), z_loss=z_loss)
 
 
-def _micro_batches(batch: Batch, count: int) -> Batch:
-    """[B, …] to [K, B/K, …] so that every micro-batch is spread over all devices without moving a row."""
+def micro_batches(batch: Batch, count: int) -> Batch:
+    """The model's part of a batch, [B, …] to [K, B/K, …], so that every micro-batch is spread over all devices.
+
+    No row moves to another device.
+    """
     return {
         key: jax.vmap(pin_batch)(batch[key].reshape(-1, count, *batch[key].shape[1:]).swapaxes(0, 1))
         for key in MODEL_KEYS
@@ -70,7 +73,7 @@ def _gradients(
         return (sums, place(grads)), None
 
     zero = (LossSums(*jnp.zeros(3, jnp.float32)), place(jax.tree.map(jnp.zeros_like, params)))
-    return jax.lax.scan(add, zero, _micro_batches(batch, count))[0]
+    return jax.lax.scan(add, zero, micro_batches(batch, count))[0]
 
 
 def layer_sums_of_squares(tree: Any, model: FunctionalDecoder) -> jax.Array:

@@ -26,6 +26,7 @@ FREE = (
     "model.remat",
     "model.loss_chunk_tokens",
     "train.gradient_accumulation",
+    "train.nonfinite",
     "train.max_nonfinite_steps",
     "train.hang_seconds",
     "validation.",
