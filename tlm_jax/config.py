@@ -89,6 +89,8 @@ def default_config() -> ConfigDict:
     c.model.attention = "auto"  # auto, or a row of the table in tlm_jax/model/attention_kernels.py
     # auto: a TPU computes gated MLPs by the fused kernel, others by plain products; or plain | pallas_tpu, which a CPU
     c.model.mlp_kernel = "auto"  # interprets, slowly
+    # of the fused kernel, for its backward pass: products (gate and up), or input (x, the rest is made again); auto:
+    c.model.mlp_keeps = "auto"  # products where model.remat would keep those of a plain MLP
     c.model.compute_dtype = "auto"  # auto: bfloat16 on accelerators, float32 on CPU; or float32 | bfloat16
     c.model.layer_stacking = "auto"  # auto: runs of equal layers are scanned; unrolled: none is
     c.model.attention_soft_cap = 0.0  # attention logits become cap · tanh(logits / cap); 0: off

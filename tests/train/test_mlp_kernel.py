@@ -7,17 +7,18 @@ import pytest
 from small_run import losses, small_config
 
 
-def config_for(kernel: str, remat: str = "none"):
+def config_for(kernel: str, remat: str = "none", keeps: str = "auto"):
     config = small_config()
     config.model.mlp_kernel = kernel
     config.model.remat = remat
+    config.model.mlp_keeps = keeps
     return config
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("remat", "mesh"), [("full", (1, 1)), ("minimal", (2, 4))], ids=["full", "minimal on 2x4 devices"]
+    ("remat", "keeps", "mesh"), [("none", "input", (1, 1)), ("minimal", "auto", (2, 4))], ids=["alone", "2x4 devices"]
 )
-def test_the_loss_curve_is_the_plain_products(remat, mesh):
+def test_the_loss_curve_is_the_plain_products(remat, keeps, mesh):
     plain = losses(config_for("plain"))
-    np.testing.assert_allclose(losses(config_for("pallas_tpu", remat), mesh), plain, atol=1e-5)
+    np.testing.assert_allclose(losses(config_for("pallas_tpu", remat, keeps), mesh), plain, atol=1e-5)

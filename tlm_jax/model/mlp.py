@@ -17,7 +17,6 @@ from tlm_jax.kernels.gated_mlp import Placement, gated_mlp, implementation_for
 from tlm_jax.kernels.plain_mlp import Activation, plain_mlp
 from tlm_jax.model.initial import Deviations
 from tlm_jax.model.layers import parameter
-from tlm_jax.model.remat import keeps_mlp_products
 from tlm_jax.model.settings import ModelSettings
 from tlm_jax.parallel.mesh import batch_shards
 from tlm_jax.parallel.rules import mlp_axes
@@ -74,7 +73,7 @@ class MLP(nnx.Module):
             x_BTD,
             *arguments,
             implementation=chosen,
-            keeps=keeps_mlp_products(settings.remat),
+            keeps=settings.mlp_keeps == "products",
             placement=Placement(tokens_axes, d_ff_axis),
             generation=settings.tpu_generation,
             interpret=settings.platform == "cpu",

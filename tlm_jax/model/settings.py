@@ -14,9 +14,10 @@ from tlm_jax.config import default_config
 from tlm_jax.errors import UserError, raise_together
 from tlm_jax.kernels.gated_mlp import IMPLEMENTATIONS
 from tlm_jax.kernels.gated_mlp_tiles import DEVICE_KINDS
-from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES
+from tlm_jax.model.remat import NAMED_POLICIES, OFFLOADING_PLATFORMS, POLICIES, keeps_mlp_products
 from tlm_jax.parallel.devices import all_devices
 
+MLP_KEEPS = ("input", "products")  # of the fused MLP, for its backward pass
 LAYER_STACKING = ("auto", "unrolled")
 # What queries are multiplied by: head_dim to this power. `inverse` is muP's (Yang et al. 2022, arXiv 2203.03466).
 ATTENTION_SCALES = {"inverse_sqrt": -0.5, "inverse": -1.0}
@@ -35,6 +36,7 @@ class ModelSettings:
     document_mask: bool
     attention: str
     mlp_kernel: str
+    mlp_keeps: str
     layer_stacking: str
     remat: str
     loss_chunk_tokens: int
@@ -78,6 +80,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         ("remat", m.remat, POLICIES),
         ("layer_stacking", m.layer_stacking, LAYER_STACKING),
         ("mlp_kernel", m.mlp_kernel, ("auto", *IMPLEMENTATIONS)),
+        ("mlp_keeps", m.mlp_keeps, ("auto", *MLP_KEEPS)),
         ("attention_scale", m.attention_scale, tuple(ATTENTION_SCALES)),
     ):
         if value not in choices:
@@ -103,6 +106,9 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         where, mend = "config.model.remat", "take minimal, which keeps the same values on the device"
         problems.append(UserError(f"{m.remat} has nowhere to offload to on {platform}", where=where, mend=mend))
     raise_together(problems)
+    mlp_keeps = m.mlp_keeps
+    if mlp_keeps == "auto":
+        mlp_keeps = "products" if keeps_mlp_products(m.remat) else "input"
     return ModelSettings(
         platform=platform,
         tpu_generation=DEVICE_KINDS.get(all_devices()[0].device_kind) if platform == "tpu" else None,
@@ -112,6 +118,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         document_mask=m.document_mask,
         attention=m.attention,
         mlp_kernel=m.mlp_kernel,
+        mlp_keeps=mlp_keeps,
         layer_stacking=m.layer_stacking,
         remat=m.remat,
         loss_chunk_tokens=m.loss_chunk_tokens,

@@ -22,6 +22,7 @@ FREE = (
     "data.num_workers",
     "model.attention",
     "model.mlp_kernel",
+    "model.mlp_keeps",
     "model.layer_stacking",  # a checkpoint is converted
     "model.remat",
     "model.loss_chunk_tokens",
