@@ -158,6 +158,9 @@ def default_config() -> ConfigDict:
         "skip"  # layer and operation that is not; slower, for no step is dispatched before the last ends)
     )
     c.train.max_nonfinite_steps = 10  # skipped in a row before the run stops
+    # A step whose loss lies more than so many robust standard deviations (1.4826 times the median absolute deviation)
+    c.train.spike_deviations = 0.0  # above the median of the last spike_window steps changes nothing; 0: off
+    c.train.spike_window = 128  # losses that a spike is told by; until there are so many, no step is one
     # Longest wait for the end of a step, in seconds, after which a process gives the others up for lost and exits with
     # 75; ten times as long where programs are compiled, and checkpoint.timeout_seconds more where one is saved;
     c.train.hang_seconds = 900.0  # 0: forever

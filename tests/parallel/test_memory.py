@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -43,6 +45,22 @@ def test_of_an_accelerator_the_fullest_device_and_its_memory_are_told(monkeypatc
     assert "allocate 2147483648 bytes. Buffers: xxx" in line
     assert line.endswith("… (2.00 GiB); ask for less")
     assert len(line) < 600
+
+
+def test_what_the_devices_hold_is_written_where_there_is_a_directory(tmp_path):
+    kept = jnp.zeros(1 << 20, jnp.float32)
+    with pytest.raises(UserError) as told, told_when_exhausted("less", tmp_path):
+        raise Error("RESOURCE_EXHAUSTED: Out of memory")
+    profile = tmp_path / "memory_0.pprof"
+    assert f"Out of memory; what the devices hold is in {profile}; less" in str(told.value)
+    assert b"buffer" in gzip.decompress(profile.read_bytes())
+    assert kept.size
+    profile.unlink()
+    profile.mkdir()  # it cannot be written
+    with pytest.raises(UserError, match="no memory profile could be written"), told_when_exhausted("less", tmp_path):
+        raise Error("RESOURCE_EXHAUSTED: Out of memory")
+    with pytest.raises(UserError, match="Out of memory; less"), told_when_exhausted("less", tmp_path / "none"):
+        raise Error("RESOURCE_EXHAUSTED: Out of memory")
 
 
 def test_other_errors_keep_their_traceback():

@@ -21,7 +21,7 @@ from several import await_step, finish, start
 from whole_run import computed_records, setup_for
 
 from tlm_jax.checkpoint.layout import DATA, complete_steps, read_json, step_directory
-from tlm_jax.errors import EXIT_COMPLETE, EXIT_RESUMABLE
+from tlm_jax.errors import EXIT_BAD_INPUT, EXIT_COMPLETE, EXIT_RESUMABLE
 from tlm_jax.train import loop
 
 KILLS = int(os.environ.get("TLM_KILLS", "1"))
@@ -88,3 +88,19 @@ def test_lost_processes_end_the_others_and_lose_nothing(store: Path, tmp_path: P
     np.testing.assert_allclose([r["loss"] for r in left], [r["loss"] for r in right], atol=1e-5)
     data = [read_json(step_directory(run / "checkpoints", STEPS), DATA) for run in (workdir, reference)]
     assert data[0] == data[1]
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_tells_why_and_the_other_does_not_wait(store: Path, tmp_path: Path):
+    """The first process alone writes events, and cannot."""
+    (tmp_path / "tensorboard").touch()
+    failing, other = start(store, tmp_path, *MESH, "--config.log.tensorboard=True")
+    try:
+        reason, told = failing.communicate(timeout=120)[1], other.communicate(timeout=60)[1]
+    finally:
+        failing.kill()
+        other.kill()
+    assert failing.returncode == EXIT_BAD_INPUT, reason[-2000:]
+    assert f"tlm train: error: {tmp_path / 'tensorboard'}: cannot be written" in reason
+    assert other.returncode == EXIT_RESUMABLE, told[-2000:]
+    assert "tlm train: process 1 of 2: another process is gone" in told

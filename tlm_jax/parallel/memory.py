@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
@@ -16,11 +17,13 @@ _MESSAGE_CHARACTERS = 300  # of XLA's, which may go on with a table of buffers
 
 
 @contextmanager
-def told_when_exhausted(mend: str) -> Iterator[None]:
+def told_when_exhausted(mend: str, directory: Path | None = None) -> Iterator[None]:
     """Turns XLA's error about memory, which comes with a long traceback, into a `UserError`.
 
     Args:
       mend: what the user can do about it.
+      directory: where each process writes what its devices hold, as `memory_0.pprof` for pprof and xprof; nothing is
+        written where there is no such directory.
 
     Raises:
       UserError: memory did not suffice; says what was asked for and what the device has.
@@ -32,9 +35,20 @@ def told_when_exhausted(mend: str) -> Iterator[None]:
         found = _EXHAUSTED.match(message)
         if not found:
             raise
-        raise UserError(
-            f"memory does not suffice: {_asked(message[found.end() :])}", where=_device(), mend=mend
-        ) from error
+        what = f"memory does not suffice: {_asked(message[found.end() :])}"
+        if directory is not None and directory.is_dir():
+            mend = f"{_profile(directory)}; {mend}"
+        raise UserError(what, where=_device(), mend=mend) from error
+
+
+def _profile(directory: Path) -> str:
+    """Writes the memory profile and says where; it must not hide what it is about."""
+    path = directory / f"memory_{jax.process_index()}.pprof"
+    try:
+        jax.profiler.save_device_memory_profile(path)
+    except (OSError, jax.errors.JaxRuntimeError) as error:
+        return f"no memory profile could be written ({type(error).__name__})"
+    return f"what the devices hold is in {path}"
 
 
 def _asked(message: str) -> str:

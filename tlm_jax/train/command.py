@@ -91,5 +91,5 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         command += f" {shlex.quote(f'--resume-from={args.resume_from}')}" if args.resume_from is not None else ""
         command += " --distributed" if args.distributed else ""
         together = ends_with_the_others("tlm train") if args.distributed else contextlib.nullcontext()
-        with together, told_when_exhausted(_SMALLER):
+        with together, told_when_exhausted(_SMALLER, Path(args.workdir)):
             return train(build(config), Path(args.workdir), command, stop, args.resume_from)

@@ -97,6 +97,7 @@ def train(
             setup.abstract,
             config.train.z_loss,
             config.train.ema_decay,
+            config.train.spike_deviations,
         )
         eval_step = make_eval_step(setup.model)
         peak, peak_source = _peak(setup)
@@ -124,7 +125,7 @@ def train(
                 requests = recorder.read(pending) if pending else np.zeros(2, np.int32)
                 watchdog.alive(f"the end of step {step}", patience=1.0 if step > start_step + 1 else PATIENCE)
                 pending = Pending(step, step_metrics, batch["window"])
-                if config.train.nonfinite == "hunt" and int(step_metrics["skipped_row"]):  # waits for the step
+                if config.train.nonfinite == "hunt" and not step_metrics["finite"]:  # waits for the step
                     watchdog.alive("the hunt for what is not finite", patience=math.inf)
                     raise _hunted(setup, state, device_batch, pending, workdir)
 

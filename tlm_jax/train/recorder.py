@@ -79,11 +79,14 @@ class Recorder:
                 record["validation"] = validate()
             if skipped_row:
                 record["skipped_windows"] = [int(window) for window in pending.windows]
+                if values["finite"]:
+                    record["spike_limit"] = float(values["spike_limit"])
             for writer in self._writers:
                 writer.write(record)
         if skipped_row >= train.max_nonfinite_steps:
             raise UserError(
-                f"loss or gradient was not finite in {counted(skipped_row, 'step')} in a row, up to step {step}",
+                f"loss or gradient was not finite{' or the loss a spike' if train.spike_deviations else ''} in "
+                f"{counted(skipped_row, 'step')} in a row, up to step {step}",
                 where=str(self._workdir),
                 mend="the last checkpoint is from before or has the parameters unchanged; look at the windows named in "
                 "metrics.jsonl, or begin again with a lower train.learning_rate in another --workdir",

@@ -66,6 +66,8 @@ def _check_counts(config: ConfigDict) -> list[UserError]:
         "train.gradient_accumulation": 1,
         "train.max_nonfinite_steps": 1,
         "train.hang_seconds": 0,
+        "train.spike_deviations": 0,
+        "train.spike_window": 8,
         "train.z_loss": 0,
         "data.sequence_length": 1,
         "data.num_workers": 0,
@@ -227,6 +229,7 @@ def build(config: ConfigDict) -> Setup:
     profile, store, mesh, model, optimizer = _make(config, with_data=True)
     assert store is not None
     with jax.set_mesh(mesh):
-        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0)
+        window = config.train.spike_window if config.train.spike_deviations else 0
+        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0, spike_window=window)
     schedule = learning_rate_schedule(config)
     return Setup(config, profile, store, mesh, model, optimizer, schedule, abstract)

@@ -4,8 +4,10 @@ params        nested dict of float32 master weights
 optimizer     optax's state for them
 ema           their moving average, only if it is kept: float32, named and placed as the parameters
 step          int32 steps taken, skipped ones included
-skipped       int32 steps that changed nothing because loss or gradient was not finite
+skipped       int32 steps that changed nothing because loss or gradient was not finite, or the loss a spike
 skipped_row   int32 of those, how many in a row up to now
+losses        [W] float32 mean losses of the last W steps, only if spikes are skipped; that of step n at n % W, NaN
+              where there is none yet
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from tlm_jax.parallel.rules import parameter_shardings, parameter_spec, replicat
 State = dict[str, Any]
 
 
-def _initial(model: FunctionalDecoder, optimizer: optax.GradientTransformation, ema: bool, key: jax.Array) -> State:
+def _initial(
+    model: FunctionalDecoder, optimizer: optax.GradientTransformation, ema: bool, spike_window: int, key: jax.Array
+) -> State:
     params = model.init(key)
     zero = jnp.zeros((), jnp.int32)
     state = {"params": params, "optimizer": optimizer.init(params), "step": zero, "skipped": zero, "skipped_row": zero}
+    if spike_window:
+        state["losses"] = jnp.full(spike_window, jnp.nan, jnp.float32)
     return state | ({"ema": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)} if ema else {})
 
 
@@ -55,14 +61,20 @@ def _optimizer_shardings(model: FunctionalDecoder, placed: Any, tree: Any, mesh:
 
 
 def abstract_state(
-    model: FunctionalDecoder, optimizer: optax.GradientTransformation, mesh: Mesh, *, ema: bool = False
+    model: FunctionalDecoder,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    ema: bool = False,
+    spike_window: int = 0,
 ) -> State:
     """The state as `jax.ShapeDtypeStruct`s with shardings; nothing is allocated.
 
     Args:
       ema: whether a moving average of the parameters is kept.
+      spike_window: how many losses are kept to tell a spike by; 0: none.
     """
-    shapes = jax.eval_shape(lambda: _initial(model, optimizer, ema, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: _initial(model, optimizer, ema, spike_window, jax.random.key(0)))
     placed = parameter_shardings(model.abstract_parameters, model.logical_axes, mesh)
     whole = replicated(mesh)
     shardings = {
@@ -74,6 +86,8 @@ def abstract_state(
     }
     if ema:
         shardings["ema"] = placed
+    if spike_window:
+        shardings["losses"] = whole
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, shardings)
 
 
@@ -82,6 +96,7 @@ def init_state(model: FunctionalDecoder, optimizer: optax.GradientTransformation
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
     def start(key: jax.Array) -> State:
-        return _initial(model, optimizer, "ema" in abstract, key)
+        window = abstract["losses"].shape[0] if "losses" in abstract else 0
+        return _initial(model, optimizer, "ema" in abstract, window, key)
 
     return jax.jit(start, out_shardings=shardings)(jax.random.key(seed, impl="threefry2x32"))

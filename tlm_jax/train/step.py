@@ -94,6 +94,30 @@ def layer_sums_of_squares(tree: Any, model: FunctionalDecoder) -> jax.Array:
     return total
 
 
+_SPREAD = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
+
+
+def spike_limit(losses_W: jax.Array, deviations: float) -> jax.Array:
+    """The loss above which a step is a spike, float32: median + `deviations` robust standard deviations of the last W.
+
+    Infinite until W losses are known: NaN stands for one that is not.
+    """
+    median = jnp.median(losses_W)
+    spread = _SPREAD * jnp.median(jnp.abs(losses_W - median))
+    return jnp.where(jnp.all(jnp.isfinite(losses_W)), median + deviations * spread, jnp.inf)
+
+
+def _spikes(state: State, loss: jax.Array, finite: jax.Array, deviations: float) -> tuple[jax.Array, State]:
+    """The limit for this step's loss, and what becomes of the last losses; infinity and nothing where none are kept."""
+    if "losses" not in state:
+        return jnp.asarray(jnp.inf, jnp.float32), {}
+    losses_W = state["losses"]
+    oldest = state["step"] % losses_W.shape[0]
+    # A spike is kept too, so that a lasting change is no spike for long.
+    kept_W = losses_W.at[oldest].set(jnp.where(finite, loss, losses_W[oldest]))
+    return spike_limit(losses_W, deviations), {"losses": kept_W}
+
+
 def make_train_step(
     model: FunctionalDecoder,
     optimizer: optax.GradientTransformation,
@@ -102,16 +126,18 @@ def make_train_step(
     abstract: State,
     z_loss: float = 0.0,
     ema_decay: float = 0.0,
+    spike_deviations: float = 0.0,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
     Losses (cross-entropy and z-loss) and token counts are summed over micro-batches and divided once, so that the
     number of micro-batches does not matter, whatever the masks. If loss or gradient is not finite, parameters and
-    optimizer stay as they were and the step is counted as skipped. Where the state has a moving average of the
-    parameters, it moves by 1 - `ema_decay` of its distance to the new ones. Metrics: scalars `loss_sum` and
-    `z_loss_sum` (nats), `tokens`, `bytes`, `gradient_norm`, `update_norm`, `parameter_norm`, `learning_rate`,
-    `skipped`, `skipped_row`, `requests` [2], and `norms` [3, L + 1]: gradient, update and parameter norm by layer, last
-    the parameters outside layers.
+    optimizer stay as they were and the step is counted as skipped; so too where the state has the last losses and this
+    one lies above `spike_limit`. Where the state has a moving average of the parameters, it moves by 1 - `ema_decay` of
+    its distance to the new ones. Metrics: scalars `loss_sum` and `z_loss_sum` (nats), `tokens`, `bytes`,
+    `gradient_norm`, `update_norm`, `parameter_norm`, `learning_rate`, `skipped`, `skipped_row`, `finite`,
+    `spike_limit`, `requests` [2], and `norms` [3, L + 1]: gradient, update and parameter norm by layer, last the
+    parameters outside layers.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
@@ -131,10 +157,14 @@ def make_train_step(
         new = {"params": optax.apply_updates(state["params"], updates), "optimizer": opt_state}
         if "ema" in state:
             new["ema"] = jax.tree.map(lambda e, p: e + (1 - ema_decay) * (p - e), state["ema"], new["params"])
-        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, {key: state[key] for key in new})
+        loss = sums.cross_entropy / jnp.maximum(tokens, 1)
+        limit, losses = _spikes(state, loss, finite, spike_deviations)
+        sound = finite & (loss <= limit)
+        new = jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, {key: state[key] for key in new})
+        new |= losses
         new["step"] = state["step"] + 1
-        new["skipped"] = state["skipped"] + jnp.where(finite, 0, 1)
-        new["skipped_row"] = jnp.where(finite, 0, state["skipped_row"] + 1)
+        new["skipped"] = state["skipped"] + jnp.where(sound, 0, 1)
+        new["skipped_row"] = jnp.where(sound, 0, state["skipped_row"] + 1)
         metrics = {
             "loss_sum": sums.cross_entropy,
             "z_loss_sum": sums.z_loss,
@@ -148,6 +178,8 @@ def make_train_step(
             "skipped_row": new["skipped_row"],
             "requests": jnp.max(batch["requests"], axis=0),
             "norms": jnp.sqrt(squares),
+            "finite": finite,
+            "spike_limit": limit,
         }
         return new, metrics
 
