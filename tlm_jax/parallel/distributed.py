@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from tlm_jax.errors import UserError
+from tlm_jax.parallel.lost import JOINED, listen_for_abort
 
 _TIMEOUT_SECONDS = 300
 _DEVICE_FILES = Path("/dev")  # one `nvidia0`, `nvidia1`, … for each GPU
@@ -38,12 +39,14 @@ def start_distributed(heartbeat_seconds: int = 100) -> None:
       heartbeat_seconds: without a sign of life from one of them for so long, all are ended; see `parallel.lost`.
 
     Raises:
-      UserError: the variables are incomplete, nothing is recognised, or the others do not come in time.
+      UserError: the variables are incomplete, or nothing is recognised. Where the others do not come in time, JAX ends
+        the process; `parallel.lost` makes 75 of it.
     """
     devices = _devices_of_the_node()
     # The service would take SIGTERM for itself; the loop's own request reaches all hosts without it.
     jax.config.update("jax_enable_preemption_service", False)
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    listen_for_abort("tlm train", _TIMEOUT_SECONDS)
     try:
         if address:
             jax.distributed.initialize(
@@ -67,3 +70,4 @@ def start_distributed(heartbeat_seconds: int = 100) -> None:
             mend="start it by Slurm, Open MPI or on a TPU pod, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID",
         ) from error
+    JOINED.set()

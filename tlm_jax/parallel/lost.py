@@ -32,7 +32,7 @@ _LOST = re.compile(
 
 @contextlib.contextmanager
 def ends_with_the_others(command: str) -> Iterator[None]:
-    """Around the work of one process among several, after `start_distributed`.
+    """Around the work of one process among several, after `start_distributed`, which calls `listen_for_abort`.
 
     A collective that fails because another process is gone ends this one with 75 and one line. So does JAX's own
     check, which aborts a process when the first one cannot be reached or another one has long been silent. A failure of
@@ -42,7 +42,6 @@ def ends_with_the_others(command: str) -> Iterator[None]:
     Args:
       command: what the line begins with, such as "tlm train".
     """
-    _listen_for_abort(command)
     try:
         yield
     except BaseException as error:
@@ -72,14 +71,23 @@ def _end(command: str, reason: str) -> None:
     _leave(EXIT_RESUMABLE)
 
 
-def _listen_for_abort(command: str) -> None:
-    """Makes 75 of the abort by which JAX's coordination service ends a process whose others are lost.
+def listen_for_abort(command: str, seconds: int) -> None:
+    """Makes 75 of the abort by which JAX's coordination service ends a process whose others are lost, or do not come.
+
+    Args:
+      command: what the line begins with.
+      seconds: how long the service waits for the others to come.
 
     The service calls abort() in a thread of C++, where no handler of Python's would ever run.
     """
 
     def on_abort(number: int) -> None:
         del number
+        if not JOINED.is_set():
+            sys.stderr.write(
+                f"{command}: not all processes of the run came within {seconds} s; start all of them again\n"
+            )
+            _leave(EXIT_RESUMABLE)
         if _service_answers():  # the abort has another cause, and goes on
             library.signal(int(signal.SIGABRT), None)
             os.abort()
@@ -93,6 +101,7 @@ def _listen_for_abort(command: str) -> None:
     _KEPT.append(handler)
 
 
+JOINED = threading.Event()  # all processes have come
 _KEPT: list[object] = []  # the handler must live as long as the process
 
 
