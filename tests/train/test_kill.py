@@ -17,8 +17,9 @@ from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.train.writers import read_records
 
 HARNESS = Path(__file__).parent / "killed_run.py"
-STEPS = "--config.train.num_steps=160"
-FREQUENT = ("--config.checkpoint.every_steps=8", "--config.checkpoint.every_seconds=0.05")
+STEPS = "--config.train.num_steps=300"
+# A save whenever the last one has ended, so that how far a life gets hangs little on how fast the machine is.
+FREQUENT = ("--config.checkpoint.every_steps=8", "--config.checkpoint.every_seconds=1e-6")
 # From outside: (stderr line to wait for, how many of them, at most so many seconds more). The first is printed before
 # the step is compiled, and each of the others when a step's numbers are known.
 OUTSIDE = [(" parameters in ", 1, 2.0)] * 3 + [("step ", 1, 0.3)] * 2 + [("step ", 9, 0.3)] * 4 + [("held out", 1, 0.1)]
@@ -70,6 +71,6 @@ def test_twenty_kills(store: Path, tmp_path: Path):
 
     done = tlm(*argv)
     assert done.returncode == 0, done.stderr
-    assert len(computed_records(workdir)) == 160
+    assert len(computed_records(workdir)) == 300
     assert_same_end(setup_for(store, STEPS), workdir, reference)
     assert not [path.name for path in (workdir / "checkpoints").iterdir() if not path.name.isdecimal()]
