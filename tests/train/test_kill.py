@@ -17,7 +17,7 @@ from tlm_jax.checkpoint.layout import complete_steps
 from tlm_jax.train.writers import read_records
 
 HARNESS = Path(__file__).parent / "killed_run.py"
-STEPS = "--config.train.num_steps=300"
+STEPS = ("--config.train.num_steps=160", "--config.train.global_batch_size=128")
 # A save whenever the last one has ended, so that how far a life gets hangs little on how fast the machine is.
 FREQUENT = ("--config.checkpoint.every_steps=8", "--config.checkpoint.every_seconds=1e-6")
 # From outside: (stderr line to wait for, how many of them, at most so many seconds more). The first is printed before
@@ -41,10 +41,10 @@ def kill_from_outside(command: list[str], line_part: str, count: int, delay: flo
 @pytest.mark.slow
 def test_twenty_kills(store: Path, tmp_path: Path):
     reference, workdir = tmp_path / "reference", tmp_path / "killed"
-    done = tlm(*arguments(store, reference, STEPS, "--config.checkpoint.every_steps=1000"))
+    done = tlm(*arguments(store, reference, *STEPS, "--config.checkpoint.every_steps=1000"))
     assert done.returncode == 0, done.stderr
 
-    argv = arguments(store, workdir, STEPS, *FREQUENT)
+    argv = arguments(store, workdir, *STEPS, *FREQUENT)
     chance = random.Random(0)
     lives: list[tuple[str, int, float] | str] = [*OUTSIDE, *MOMENTS]
     chance.shuffle(lives)
@@ -71,6 +71,6 @@ def test_twenty_kills(store: Path, tmp_path: Path):
 
     done = tlm(*argv)
     assert done.returncode == 0, done.stderr
-    assert len(computed_records(workdir)) == 300
-    assert_same_end(setup_for(store, STEPS), workdir, reference)
+    assert len(computed_records(workdir)) == 160
+    assert_same_end(setup_for(store, *STEPS), workdir, reference)
     assert not [path.name for path in (workdir / "checkpoints").iterdir() if not path.name.isdecimal()]
