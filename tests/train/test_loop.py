@@ -47,7 +47,7 @@ def test_one_compilation_of_the_step_in_a_run(store: Path, tmp_path: Path, caplo
 def test_one_device_read_a_step_and_one_step_late(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     events: list[str] = []
     inside = 0
-    read, make, value = metrics_module.read, loop.make_train_step, ArrayImpl._value
+    read, make, value = metrics_module.read, loop.jitted_train_step, ArrayImpl._value
 
     def counted_read(step_metrics):
         nonlocal inside
@@ -77,7 +77,7 @@ def test_one_device_read_a_step_and_one_step_late(store: Path, tmp_path: Path, m
         return {"loss": 0.0, "perplexity": 1.0, "bits_per_byte": 0.0, "tokens": 0, "bytes": 0}
 
     monkeypatch.setattr(metrics_module, "read", counted_read)
-    monkeypatch.setattr(loop, "make_train_step", counted_make)
+    monkeypatch.setattr(loop, "jitted_train_step", counted_make)
     monkeypatch.setattr(ArrayImpl, "_value", property(counted_value))
     monkeypatch.setattr(loop, "evaluate", finished)
     assert loop.train(setup_for(store, *QUIET), tmp_path, "") == EXIT_COMPLETE
@@ -87,13 +87,13 @@ def test_one_device_read_a_step_and_one_step_late(store: Path, tmp_path: Path, m
 
 
 def test_a_transfer_hidden_in_the_step_is_an_error(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    make = loop.make_train_step
+    make = loop.jitted_train_step
 
     def leaky(*arguments):
         step = make(*arguments)
         return lambda state, batch: step(state, dict(batch, mask=np.asarray(batch["mask"])))
 
-    monkeypatch.setattr(loop, "make_train_step", leaky)
+    monkeypatch.setattr(loop, "jitted_train_step", leaky)
     with pytest.raises(Exception, match=r"Disallowed \S+-to-\S+ transfer"):
         loop.train(setup_for(store, *QUIET), tmp_path, "")
 

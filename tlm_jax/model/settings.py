@@ -29,7 +29,7 @@ class ModelSettings:
     """Settings of a `Decoder` that are not per layer; fields as in `config.model`, with nothing left at auto."""
 
     platform: str  # compiled for: cpu | gpu | tpu
-    tpu_generation: str | None  # of this machine's TPUs, where they are known ones
+    tpu_generation: str | None  # of the TPUs, where they are known ones
     compute_dtype: str
     rope_theta: float
     norm_epsilon: float
@@ -63,8 +63,10 @@ def exact_products(settings: ModelSettings) -> AbstractContextManager[None]:
     return jax.default_matmul_precision("float32") if settings.compute_dtype == "float32" else nullcontext()
 
 
-def settings_from_config(config: ConfigDict, platform: str | None = None) -> ModelSettings:
-    """Resolves `config.model` for a platform ("cpu", "gpu", "tpu"; default: that of the first device).
+def settings_from_config(
+    config: ConfigDict, platform: str | None = None, device_kind: str | None = None
+) -> ModelSettings:
+    """Resolves `config.model` for a platform ("cpu", "gpu", "tpu") and kind of device (default: the first device's).
 
     Raises:
       UserError: every value outside its choices or range, together.
@@ -111,7 +113,7 @@ def settings_from_config(config: ConfigDict, platform: str | None = None) -> Mod
         mlp_keeps = "products" if keeps_mlp_products(m.remat) else "input"
     return ModelSettings(
         platform=platform,
-        tpu_generation=DEVICE_KINDS.get(all_devices()[0].device_kind) if platform == "tpu" else None,
+        tpu_generation=DEVICE_KINDS.get(device_kind or all_devices()[0].device_kind) if platform == "tpu" else None,
         compute_dtype=dtype,
         rope_theta=m.rope_theta,
         norm_epsilon=m.norm_epsilon,

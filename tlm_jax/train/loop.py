@@ -33,10 +33,10 @@ from tlm_jax.parallel.rules import batch_sharding, replicated_bytes
 from tlm_jax.train.hunt import explained
 from tlm_jax.train.metrics import Meter, Pending
 from tlm_jax.train.recorder import Recorder
-from tlm_jax.train.setup import Setup, validation_batch_size
+from tlm_jax.train.setup import Setup, jitted_train_step, validation_batch_size
 from tlm_jax.train.signals import StopRequest
 from tlm_jax.train.state import State, init_state
-from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step, make_train_step
+from tlm_jax.train.step import MODEL_KEYS, EvalStep, make_eval_step
 from tlm_jax.train.tracing import Tracer
 from tlm_jax.train.validation import evaluate
 from tlm_jax.train.watchdog import PATIENCE, Watchdog
@@ -89,16 +89,7 @@ def train(
             return EXIT_COMPLETE
 
         # --- The parts that run
-        train_step = make_train_step(
-            setup.model,
-            setup.optimizer,
-            setup.learning_rate,
-            config.train.gradient_accumulation,
-            setup.abstract,
-            config.train.z_loss,
-            config.train.ema_decay,
-            config.train.spike_deviations,
-        )
+        train_step = jitted_train_step(setup)
         eval_step = make_eval_step(setup.model)
         peak, peak_source = _peak(setup)
         tokens_per_step = config.train.global_batch_size * config.data.sequence_length

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import optax
@@ -31,23 +31,30 @@ from tlm_jax.train.optimizer import build_optimizer
 from tlm_jax.train.per_layer import parameter_names
 from tlm_jax.train.schedules import learning_rate_schedule
 from tlm_jax.train.state import State, abstract_state
+from tlm_jax.train.step import TrainStep, make_train_step
 
 T = TypeVar("T")
 _MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A run before its first array."""
+class StepSetup:
+    """What a training step is made of, on devices that need not be there."""
 
     config: ConfigDict
     profile: Profile
-    store: TokenStore | Mixture
     mesh: Mesh
     model: FunctionalDecoder
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
     abstract: State
+
+
+@dataclass(frozen=True)
+class Setup(StepSetup):
+    """A run before its first array."""
+
+    store: TokenStore | Mixture
 
 
 def _try(problems: list[UserError], build: Callable[[], T]) -> T | None:
@@ -174,23 +181,15 @@ def _check_divisibility(config: ConfigDict, profile: Profile, mesh: Mesh) -> lis
     return problems
 
 
-class _Parts(NamedTuple):
-    """What a run is made of; `store` only where data is asked for."""
-
-    profile: Profile
-    store: TokenStore | Mixture | None
-    mesh: Mesh
-    model: FunctionalDecoder
-    optimizer: optax.GradientTransformation
-
-
-def _make(config: ConfigDict, *, with_data: bool) -> _Parts:
+def _make(
+    config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, with_data: bool
+) -> tuple[StepSetup, TokenStore | Mixture | None]:
     problems = _check_counts(config) + _check_weights(config) + check_checkpoint_keys(**config.checkpoint)
     profile = _try(problems, lambda: profile_from_config(config))
-    all_devices()  # without one there is nothing more to find out
-    settings = _try(problems, lambda: settings_from_config(config))
+    devices = devices or all_devices()  # without one there is nothing more to find out
+    settings = _try(problems, lambda: settings_from_config(config, devices[0].platform, devices[0].device_kind))
     optimizer = _try(problems, lambda: build_optimizer(config))
-    mesh = _try(problems, lambda: make_mesh(config.mesh))
+    mesh = _try(problems, lambda: make_mesh(config.mesh, devices))
     store = _try(problems, lambda: open_data(config.data.store, config.data.mixture)) if with_data else None
     if store is not None:
         problems += data_problems(config, store)
@@ -208,7 +207,11 @@ def _make(config: ConfigDict, *, with_data: bool) -> _Parts:
     assert model is not None
     assert optimizer is not None
     assert mesh is not None
-    return _Parts(profile, store, mesh, model, optimizer)
+    with jax.set_mesh(mesh):
+        window = config.train.spike_window if config.train.spike_deviations else 0
+        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0, spike_window=window)
+    setup = StepSetup(config, profile, mesh, model, optimizer, learning_rate_schedule(config), abstract)
+    return setup, store
 
 
 def check_config(config: ConfigDict) -> None:
@@ -220,16 +223,40 @@ def check_config(config: ConfigDict) -> None:
     _make(config, with_data=False)
 
 
+def build_step(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> StepSetup:
+    """Builds what a training step is made of; no array is allocated.
+
+    Args:
+      config: the run's.
+      devices: those of the mesh, which need not be there (`parallel.topologies`); by default all that are.
+
+    Raises:
+      UserError: all problems of the config and of the devices, told together.
+    """
+    return _make(config, devices, with_data=False)[0]
+
+
 def build(config: ConfigDict) -> Setup:
     """Builds a run's parts; no array is allocated.
 
     Raises:
       UserError: all problems of the config, of the store it names, and of the devices at hand, told together.
     """
-    profile, store, mesh, model, optimizer = _make(config, with_data=True)
+    parts, store = _make(config, with_data=True)
     assert store is not None
-    with jax.set_mesh(mesh):
-        window = config.train.spike_window if config.train.spike_deviations else 0
-        abstract = abstract_state(model, optimizer, mesh, ema=config.train.ema_decay > 0, spike_window=window)
-    schedule = learning_rate_schedule(config)
-    return Setup(config, profile, store, mesh, model, optimizer, schedule, abstract)
+    return Setup(**vars(parts), store=store)
+
+
+def jitted_train_step(setup: StepSetup) -> TrainStep:
+    """The step of a run; see `make_train_step`."""
+    config = setup.config
+    return make_train_step(
+        setup.model,
+        setup.optimizer,
+        setup.learning_rate,
+        config.train.gradient_accumulation,
+        setup.abstract,
+        config.train.z_loss,
+        config.train.ema_decay,
+        config.train.spike_deviations,
+    )

@@ -20,6 +20,7 @@ from tlm_jax.train.state import State
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
+TrainStep = Callable[[State, Batch], tuple[State, Metrics]]
 EvalStep = Callable[[Parameters, Batch], dict[str, jax.Array]]
 
 # What the model reads of a batch; "bytes" [B] and "requests" [B, 2] are only summed.
@@ -127,7 +128,7 @@ def make_train_step(
     z_loss: float = 0.0,
     ema_decay: float = 0.0,
     spike_deviations: float = 0.0,
-) -> Callable[[State, Batch], tuple[State, Metrics]]:
+) -> TrainStep:
     """Returns the jitted step `(state, batch) -> (state, metrics)`; the state is donated.
 
     Losses (cross-entropy and z-loss) and token counts are summed over micro-batches and divided once, so that the
